@@ -47,37 +47,39 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(
-		upCommand(),
-		serverCommand(),
-		joinCommand(),
-		tokenCommand(),
-		secretsCommand(),
-		snapshotCommand(),
-		imageCommand(),
-		checkCommand(),
-		installCommand(),
-		uninstallCommand(),
-		downCommand(),
-		lsCommand(),
-		deleteCommand(),
-		statusCommand(),
-		whyCommand(),
-		eventsCommand(),
-		topCommand(),
-		agentCommand(),
-		proxyCommand(),
-		controllersCommand(),
-		simulateCommand(),
-		fleetCommand(),
-		// Listed for help; Main runs it before cobra sees its flags.
-		&cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true,
-			RunE: func(_ *cobra.Command, args []string) error {
-				if kubectl(args) != 0 {
-					return errSilent
-				}
-				return nil
-			}},
-	)
+	cobra.EnableCommandSorting = false // within a group, what is needed first comes first
+	for _, g := range groups() {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+	}
 	return root
+}
+
+// group is a heading of the help and what stands below it.
+type group struct {
+	title    string
+	commands []*cobra.Command
+}
+
+func groups() []group {
+	// Listed for help; Main runs it before cobra sees its flags.
+	kubectl := &cobra.Command{Use: "kubectl", Short: "the real kubectl, wired to this cluster", DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if kubectl(args) != 0 {
+				return errSilent
+			}
+			return nil
+		}}
+	return []group{
+		{"A cluster on this host", []*cobra.Command{upCommand(), downCommand(), kubectl, imageCommand(), lsCommand(), deleteCommand()}},
+		{"A service of this host", []*cobra.Command{checkCommand(), installCommand(), uninstallCommand()}},
+		{"See and ask", []*cobra.Command{statusCommand(), whyCommand(), eventsCommand(), topCommand()}},
+		{"More hosts", []*cobra.Command{serverCommand(), tokenCommand(), joinCommand()}},
+		{"Keep safe", []*cobra.Command{snapshotCommand(), secretsCommand()}},
+		{"One part in a foreign cluster", []*cobra.Command{agentCommand(), proxyCommand(), controllersCommand()}},
+		{"Try without hosts", []*cobra.Command{simulateCommand(), fleetCommand()}},
+	}
 }

@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,18 +14,25 @@ import (
 	"github.com/spf13/pflag"
 )
 
+func inOrder(c *cobra.Command) []*cobra.Command {
+	return slices.SortedFunc(slices.Values(c.Commands()), func(a, b *cobra.Command) int { return cmp.Compare(a.Name(), b.Name()) })
+}
+
 // tree writes every command with its flags: what users and scripts rely on.
 func tree(b *strings.Builder, c *cobra.Command, path string) {
 	path = strings.TrimSpace(path + " " + c.Name())
 	fmt.Fprintf(b, "%s: %s\n", path, c.Short)
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name == "help" {
+			return // cobra adds it when it likes
+		}
 		short := ""
 		if f.Shorthand != "" {
 			short = " -" + f.Shorthand
 		}
 		fmt.Fprintf(b, "  --%s%s %s\n", f.Name, short, f.Value.Type())
 	})
-	for _, sub := range c.Commands() {
+	for _, sub := range inOrder(c) {
 		tree(b, sub, path)
 	}
 }
@@ -58,6 +68,54 @@ func TestCommandTree(t *testing.T) {
 		}
 	}
 	t.Error("the commands differ from testdata/commands.txt: UPDATE_GOLDEN=1 writes it")
+}
+
+// TestFlagsNameWhatTheyTake: the help prints the first word between back quotes as
+// the name of a flag's value, so a quoted command line would stand there.
+func TestFlagsNameWhatTheyTake(t *testing.T) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if name, _ := pflag.UnquoteUsage(f); strings.Contains(name, " ") {
+				t.Errorf("%s --%s takes %q, says its help", c.CommandPath(), f.Name, name)
+			}
+		})
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(rootCommand())
+}
+
+// TestHelpInSections: the flags of a role stand under headings, each once.
+func TestHelpInSections(t *testing.T) {
+	for command, want := range map[string][]string{
+		"up":     {"Start", "Cluster", "Node lifecycle", "Snapshot", "API server", "Node"},
+		"server": {"Start", "Cluster", "Node lifecycle", "Snapshot", "API server"},
+		"join":   {"Start", "Join", "Node"},
+	} {
+		out, err := try(t, command, "--help")
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := 0
+		for _, heading := range want {
+			i := strings.Index(out[at:], "\n"+heading+" flags:\n")
+			if i < 0 {
+				t.Fatalf("%s: no heading %q after the one before in\n%s", command, heading, out)
+			}
+			at += i
+		}
+		c, _, err := rootCommand().Find([]string{command})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if n := len(regexp.MustCompile(`(?m)^ +(-., )?--`+f.Name+"[ \\[]").FindAllString(out, -1)); !f.Hidden && n != 1 {
+				t.Errorf("%s --%s stands %d times in the help", command, f.Name, n)
+			}
+		})
+	}
 }
 
 // try runs a command line in this process.

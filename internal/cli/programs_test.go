@@ -51,7 +51,7 @@ func TestHelp(t *testing.T) {
 			c.InitDefaultHelpFlag()
 			fmt.Fprintf(&b, "## %s\n%s\n%s\n", c.CommandPath(), c.Long, c.UsageString())
 		}
-		for _, sub := range c.Commands() {
+		for _, sub := range inOrder(c) {
 			walk(sub)
 		}
 	}

@@ -63,7 +63,7 @@ func traceCommand() *cobra.Command {
 		},
 	}
 	dataDirFlag(cmd, &dataDir)
-	cmd.Flags().StringVar(&socket, "socket", "", "socket of a `berth proxy` (default: the cluster of --data-dir if it runs, else "+
+	cmd.Flags().StringVar(&socket, "socket", "", "socket of a berth proxy (default: the cluster of --data-dir if it runs, else "+
 		config.DefaultSocket+")")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd

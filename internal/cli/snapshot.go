@@ -44,7 +44,7 @@ type sealFlags struct {
 func (s *sealFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&s.passphraseFile, "passphrase-file", "",
 		"file with the passphrase (or environment "+passphraseVariable+", or you are asked)")
-	f.StringVar(&s.keyFile, "key-file", "", "file with an age key, as `berth snapshot keygen` makes it, instead of a passphrase")
+	f.StringVar(&s.keyFile, "key-file", "", "file with an age key, as berth snapshot keygen makes it, instead of a passphrase")
 }
 
 // given reads what the flags and the environment name; ok is false if nothing is.

@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
+	cliflag "k8s.io/component-base/cli/flag"
+	cliterm "k8s.io/component-base/term"
 
 	"github.com/berth-dev/berth/internal/agent/container"
 	"github.com/berth-dev/berth/internal/cluster"
@@ -83,17 +85,16 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 		cfg.Hardened = given(cmd.Flags(), "hardened")
 		return start.run(cmd.Context(), &cfg)
 	}
-	f := cmd.Flags()
+	var sections cliflag.NamedFlagSets
+	f := sections.FlagSet("start")
 	f.StringVar(&file, "config", os.Getenv("BERTH_CONFIG"),
 		"file with flags as keys (YAML); flags and BERTH_FLAG_NAME in the environment win over it (environment: BERTH_CONFIG)")
 	dataDirFlag(cmd, &cfg.DataDir)
 	f.StringVar(&start.name, "name", nameOfEnvironment(),
-		"name of the cluster: it gets a directory, ports and address ranges of its own (`berth ls`, `berth delete`)")
-	cmd.MarkFlagsMutuallyExclusive("data-dir", "name")
+		"name of the cluster: it gets a directory, ports and address ranges of its own (see berth ls, berth delete)")
 	if role != cluster.RoleNode {
 		f.BoolVar(&start.ephemeral, "ephemeral", false,
-			"a throw-away cluster: its data lie in memory where there is a tmpfs, and go when it ends (with --detach: at `berth delete`)")
-		cmd.MarkFlagsMutuallyExclusive("data-dir", "ephemeral")
+			"a throw-away cluster: its data lie in memory where there is a tmpfs, and go when it ends (with --detach: at berth delete)")
 	}
 	f.BoolVar(&start.detach, "detach", false, "return once it is ready; it goes on in the background")
 	f.IntVar(&start.portsFrom, "ports-from", 0, "use consecutive ports from this one on, instead of the usual ones")
@@ -104,12 +105,16 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 	f.StringVar(&cfg.LogFormat, "log-format", "text", "format of the log files: text or json")
 	f.StringVar(&cfg.LogLevel, "log-level", "info", "minimum level that is logged: debug, info, warn or error")
 	if role != cluster.RoleNode {
-		controlFlags(f, &cfg)
+		controlFlags(sections.FlagSet("cluster"), &cfg)
+		cfg.NodeHealth = health.Defaults()
+		cfg.NodeHealth.AddFlags(sections.FlagSet("node lifecycle"))
+		scheduleFlags(sections.FlagSet("snapshot"), &cfg.Snapshots)
+		cfg.AddServerFlags(sections.FlagSet("API server"))
 	} else {
-		joinFlags(f, &cfg)
+		joinFlags(sections.FlagSet("join"), &cfg)
 	}
 	if role != cluster.RoleServer {
-		nodeFlags(f, &cfg)
+		nodeFlags(sections.FlagSet("node"), &cfg)
 	}
 	f.BoolVar(&start.child, "progress-fd", false, "write progress as JSON to file descriptor 3")
 	f.BoolVar(&start.lifeline, "lifeline", false, "end when the pipe of file descriptor 4 does")
@@ -118,7 +123,27 @@ func startCommand(cmd *cobra.Command, role cluster.Role) *cobra.Command {
 			panic(err)
 		}
 	}
+	helpInSections(cmd, sections)
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "name")
+	if role != cluster.RoleNode {
+		cmd.MarkFlagsMutuallyExclusive("data-dir", "ephemeral")
+	}
 	return cmd
+}
+
+// helpInSections gives cmd the flags of all sections and shows them by section;
+// a flag that cmd has already is shown in the first.
+func helpInSections(cmd *cobra.Command, sections cliflag.NamedFlagSets) {
+	cmd.InitDefaultHelpFlag()
+	sections.FlagSets[sections.Order[0]].AddFlagSet(cmd.Flags())
+	for _, set := range sections.FlagSets {
+		cmd.Flags().AddFlagSet(set)
+	}
+	columns, _, err := cliterm.TerminalSize(os.Stdout)
+	if err != nil {
+		columns = 0 // no terminal: lines are not wrapped
+	}
+	cliflag.SetUsageAndHelpFunc(cmd, sections, columns)
 }
 
 func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
@@ -148,12 +173,8 @@ func controlFlags(f *pflag.FlagSet, cfg *cluster.Config) {
 		"inventory: follow a list of machines, and delete nodes that are silent and not on it (default: no cloud)")
 	f.StringVar(&cfg.CloudConfig, "cloud-config", "", "the list of machines: a file or an https:// address")
 	f.StringSliceVar(&cfg.Controllers, "controllers", nil,
-		"controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); `berth controllers` runs node controllers "+
+		"controllers to run: * is all, NAME adds one, -NAME leaves one out (default *); berth controllers runs node controllers "+
 			"elsewhere")
-	cfg.NodeHealth = health.Defaults()
-	cfg.NodeHealth.AddFlags(f)
-	cfg.AddServerFlags(f)
-	scheduleFlags(f, &cfg.Snapshots)
 }
 
 func nodeFlags(f *pflag.FlagSet, cfg *cluster.Config) {

@@ -56,7 +56,7 @@ func whyCommand() *cobra.Command {
 	}
 	clusterFlags(cmd, &o.dataDir)
 	cmd.Flags().StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the object")
-	cmd.Flags().StringVar(&o.socket, "socket", "", "for services: socket of a `berth proxy` outside a cluster of ours")
+	cmd.Flags().StringVar(&o.socket, "socket", "", "for services: socket of a berth proxy outside a cluster of ours")
 	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "",
 		"the API to ask, and as whom (default: $KUBECONFIG, or admin.kubeconfig of --data-dir)")
 	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")

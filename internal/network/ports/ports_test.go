@@ -340,3 +340,70 @@ func TestBindingLasts(t *testing.T) {
 		t.Error("the table is still there after its clean-up")
 	}
 }
+
+// TestRestartWithoutAGap sends frames from another's address while one run of
+// berth after another writes the table again; every frame stays some hundred
+// microseconds before the check, as long as a busy host may hold it.
+func TestRestartWithoutAGap(t *testing.T) {
+	n := newNode(t)
+	n.voice = n.add("voice", "10.0.0.99")
+	a := n.add("a", "10.0.0.2")
+	n.must(n.guard(a, "10.0.0.2"))
+	n.in(func() error {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader("table bridge linger { chain long { type filter hook prerouting priority -400; " +
+			strings.Repeat("ip daddr 192.0.2.1 drop; ", 20000) + "}; }")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		return nil
+	})
+	out, received := n.raw(a.ns, "eth0"), n.raw(n.ns, "br0")
+	stop, sent := make(chan struct{}), make(chan int)
+	flood := func() {
+		forged := append(ether(a.mac, 0x0800, ipv4("10.0.0.3", 17)), "forged"...)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				sent <- i
+				return
+			default:
+				_, _ = unix.Write(out, forged)
+			}
+		}
+	}
+	for range 4 {
+		go flood()
+	}
+	for range testtimeout.Rounds(20, 5) {
+		n.c.Close()
+		n.c = New("test", "br0", nil)
+		n.in(n.c.Start)
+	}
+	t.Cleanup(n.c.Close)
+	close(stop)
+	i := 0
+	for range 4 {
+		i += <-sent
+	}
+	if i < 100 {
+		t.Errorf("%d frames are too few to try anything", i)
+	}
+	_, err := unix.Write(n.raw(n.voice.ns, "eth0"), append(ether(n.voice.mac, 0x0800, ipv4("10.0.0.99", 17)), "over"...))
+	n.must(err)
+	buf := make([]byte, 4096)
+	for passed := 0; ; {
+		size, err := unix.Read(received, buf)
+		n.must(err)
+		if strings.HasSuffix(string(buf[:size]), "forged") {
+			passed++
+		}
+		if strings.HasSuffix(string(buf[:size]), "over") {
+			if passed > 0 {
+				t.Errorf("%d frames from another's address passed", passed)
+			}
+			return
+		}
+	}
+}

@@ -17,6 +17,10 @@ import (
 // it, and none is removed that nothing stands in for: that of the two which
 // packets enter stays until the other one is whole, also if a process died
 // between.
+//
+// A packet keeps the list of tables it found when it came: one that came before
+// the copy meets the old table alone. So nothing is taken away until the packets
+// under way have left (settle).
 func (w *Writer) Replace(snapshot *model.Changes) error {
 	entered, err := w.entered(w.families)
 	if err != nil {
@@ -26,12 +30,18 @@ func (w *Writer) Replace(snapshot *model.Changes) error {
 		if err := w.recreate(w.cover, snapshot); err != nil {
 			return err
 		}
+		if err := w.settle(); err != nil {
+			return err
+		}
 	}
 	if err := w.recreate(w.families, snapshot); err != nil {
 		return err
 	}
 	covered, err := w.stand(w.cover)
 	if err != nil || !covered {
+		return err
+	}
+	if err := w.settle(); err != nil {
 		return err
 	}
 	return w.remove(w.cover)

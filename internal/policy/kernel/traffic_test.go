@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -162,11 +163,22 @@ func (n *node) arrived(k string) bool {
 	return false
 }
 
+// linger makes every packet stay some hundred microseconds between the node's
+// first chain and those of the policies: as long as a busy host may hold it.
+func (n *node) linger() {
+	n.t.Helper()
+	n.must(netnstest.In(n.ns, func() error {
+		return run("table ip linger { chain long { type filter hook forward priority -50; "+
+			strings.Repeat("ip daddr 192.0.2.1 drop; ", 20000)+"}; }", "nft", "-f", "-")
+	}))
+}
+
 // TestReplacedWithoutAGap sends packets that policies forbid, and others that
 // they allow, while the tables are replaced and changed again and again.
 func TestReplacedWithoutAGap(t *testing.T) {
 	n := newNode(t)
 	cluster(n)
+	n.linger()
 	a, b, c := netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("10.0.0.11"), netip.MustParseAddr("10.0.0.12")
 	n.setPolicy(policy("x", "p", networkingv1.NetworkPolicySpec{PodSelector: *pods("b"), Ingress: from(peers{{PodSelector: pods("a")}},
 		tcp80)}))

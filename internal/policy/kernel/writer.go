@@ -30,6 +30,8 @@ type Writer struct {
 	families []*family
 	// cover stands in for the tables while Replace writes them again.
 	cover []*family
+	// settle returns when every packet that is under way at the call has left.
+	settle func() error
 	// before, if set, is asked before every transaction of a change; its
 	// error is returned in place of taking it.
 	before func() error
@@ -37,7 +39,7 @@ type Writer struct {
 
 // New returns a Writer. Nothing is written yet.
 func New(table string, open Open) (*Writer, error) {
-	w := &Writer{name: table, open: open}
+	w := &Writer{name: table, open: open, settle: nft.Settle}
 	add := func(f row.Family) {
 		w.families = append(w.families, &family{f, table})
 		w.cover = append(w.cover, &family{f, table + "-cover"})

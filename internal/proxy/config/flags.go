@@ -50,7 +50,7 @@ func AddFlags(set *pflag.FlagSet) *Flags {
 	set.BoolVar(&f.InitOnly, "init-only", false, "do what needs privileges on the host and exit")
 	set.StringVar(&f.WriteTo, "write-config-to", "", "write the configuration that applies to a file and exit")
 	set.StringVar(&f.Instance, "instance", "berth", "name of the nftables tables")
-	set.StringVar(&f.Socket, "socket", DefaultSocket, "unix socket for `berth proxy trace`; empty for none")
+	set.StringVar(&f.Socket, "socket", DefaultSocket, "unix socket for berth proxy trace; empty for none")
 
 	set.StringVar(&c.HostnameOverride, "hostname-override", "", "name of this node (default: the host name)")
 	set.StringVar(&c.BindAddress, "bind-address", "", "overrides the node's address of its family")
