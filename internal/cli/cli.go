@@ -75,7 +75,7 @@ func groups() []group {
 		}}
 	return []group{
 		{"A cluster on this host", []*cobra.Command{upCommand(), downCommand(), kubectl, imageCommand(), lsCommand(), deleteCommand()}},
-		{"Keep it on this host", []*cobra.Command{checkCommand(), installCommand(), uninstallCommand()}},
+		{"A service of this host", []*cobra.Command{checkCommand(), installCommand(), uninstallCommand()}},
 		{"See and ask", []*cobra.Command{statusCommand(), whyCommand(), eventsCommand(), topCommand(), uiCommand()}},
 		{"More hosts", []*cobra.Command{serverCommand(), tokenCommand(), joinCommand()}},
 		{"Keep safe", []*cobra.Command{snapshotCommand(), secretsCommand()}},

@@ -19,7 +19,7 @@ var notInFile = []string{"config", "detach", "ephemeral", "help", "lifeline", "n
 // cluster-cidr here.
 func fillFlags(f *pflag.FlagSet, file string, env func(string) (string, bool)) error {
 	var errs []error
-	named := f.Changed("name") || f.Changed("data-dir")
+	named := f.Changed("name") || f.Changed("ephemeral") || f.Changed("data-dir")
 	for _, name := range []string{"BERTH_DATA_DIR", "BERTH_NAME"} {
 		value, _ := env(name)
 		named = named || value != ""

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/berth-dev/berth/test/e2e/kit"
@@ -143,7 +142,7 @@ func TestManifests(t *testing.T) {
 	}
 	write("many.yaml", many.String())
 	there("configmap", "-l", "many=all")
-	kit.Must(t, syscall.Kill(c.PID(), syscall.SIGKILL))
+	kit.KillProcess(t, c.PID())
 	kit.Must(t, os.Remove(filepath.Join(dir, "many.yaml")))
 	c.Disconnect()
 	c.Up()
