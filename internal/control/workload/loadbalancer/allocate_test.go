@@ -145,7 +145,7 @@ func TestParsePools(t *testing.T) {
 		"a=192.0.2.8/31,198.51.100.255":    "a (192.0.2.8-192.0.2.9, 198.51.100.255) 3",
 		"a=192.0.2.1, 192.0.2.3":           "a (192.0.2.1, 192.0.2.3) 2",
 		"a=2001:db8::/120":                 "a (2001:db8::-2001:db8::ff) 255",
-		"a=2001:db8::/48":                  "a (2001:db8::-2001:db8:0:ffff:ffff:ffff:ffff:ffff) 9223372036854775806",
+		"a=2001:db8::/48":                  "a (2001:db8::-2001:db8:0:ffff:ffff:ffff:ffff:ffff) 9223372036854775807",
 		"192.0.2.0/28":                     "no list of addresses",
 		"a=":                               "no list of addresses",
 		"a=autoAssign=false":               "no list of addresses",
