@@ -183,6 +183,9 @@ func (p Pool) size(f v1.IPFamily) int64 {
 		if r.cidr && f == v1.IPv4Protocol {
 			count -= edges(r)
 		}
+		if n > math.MaxInt64-count {
+			return math.MaxInt64
+		}
 		n += count
 	}
 	return n
