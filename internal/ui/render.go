@@ -118,7 +118,7 @@ func (h *Handler) render(ctx context.Context, rt route) rendered {
 	}
 	name := rt.section
 	if !found {
-		name, out.status = "missing", http.StatusNotFound
+		name, out.status, out.title = "missing", http.StatusNotFound, "Not found"
 	}
 	var b bytes.Buffer
 	if err := templates.ExecuteTemplate(&b, name, shown{rt.root(), rt.path, rt.query, v, out.now}); err != nil {

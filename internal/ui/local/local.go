@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -145,11 +146,17 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.ask(w, r)
 	case r.URL.Path == "/":
 		http.Redirect(w, r, prefix, http.StatusSeeOther)
-	case !strings.HasPrefix(r.URL.Path, prefix) || strings.Contains(r.URL.EscapedPath(), ".."):
+	case !belowPrefix(r.URL):
 		http.NotFound(w, r)
 	default:
 		p.upstream.ServeHTTP(w, r)
 	}
+}
+
+// belowPrefix refuses paths that lead elsewhere, such as /ui/%2e%2e/api: one that
+// is written in another way than it reads, or has parts to leave out.
+func belowPrefix(u *url.URL) bool {
+	return u.RawPath == "" && strings.HasPrefix(u.Path, prefix) && path.Clean(u.Path) == strings.TrimSuffix(u.Path, "/")
 }
 
 // ownHost refuses names that someone else let resolve to this address.

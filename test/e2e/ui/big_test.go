@@ -133,4 +133,3 @@ func (b *browser) tabMemory() string {
 	}
 	return strings.Join(out, ", ")
 }
-
