@@ -166,6 +166,8 @@ type nothing struct{ runtime.NegotiatedSerializer }
 func (nothing) SupportedMediaTypes() []runtime.SerializerInfo {
 	return []runtime.SerializerInfo{{MediaType: runtime.ContentTypeJSON}}
 }
-func (nothing) EncoderForVersion(runtime.Encoder, runtime.GroupVersioner) runtime.Encoder { return nothing{} }
-func (nothing) Encode(runtime.Object, io.Writer) error                                    { return nil }
-func (nothing) Identifier() runtime.Identifier                                            { return "nothing" }
+func (nothing) EncoderForVersion(runtime.Encoder, runtime.GroupVersioner) runtime.Encoder {
+	return nothing{}
+}
+func (nothing) Encode(runtime.Object, io.Writer) error { return nil }
+func (nothing) Identifier() runtime.Identifier         { return "nothing" }

@@ -22,14 +22,14 @@ import (
 // the library's own handlers note, which is seen at level Request; only the object
 // is missing.
 func TestAuditLogOfMetadata(t *testing.T) {
-	lean, full := auditedEvents(t, "Metadata"), auditedEvents(t, "Request")
-	for i := range min(len(lean), len(full)) {
-		if diff := cmp.Diff(full[i], lean[i]); diff != "" {
+	metadata, full := auditedEvents(t, "Metadata"), auditedEvents(t, "Request")
+	for i := range min(len(metadata), len(full)) {
+		if diff := cmp.Diff(full[i], metadata[i]); diff != "" {
 			t.Errorf("%s %s: - level Request, + level Metadata:\n%s", full[i].Verb, full[i].RequestURI, diff)
 		}
 	}
-	if len(lean) != len(full) || len(lean) < 12 {
-		t.Errorf("%d events at level Metadata, %d at level Request", len(lean), len(full))
+	if len(metadata) != len(full) || len(metadata) < 12 {
+		t.Errorf("%d events at level Metadata, %d at level Request", len(metadata), len(full))
 	}
 }
 
@@ -93,13 +93,13 @@ func auditedEvents(t *testing.T, level string) []auditv1.Event {
 		if err := json.Unmarshal(line, &e); err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, comparable(t, &e, level))
+		out = append(out, normalized(t, &e, level))
 	}
 	return out
 }
 
-// comparable is an event without what differs from run to run.
-func comparable(t *testing.T, e *auditv1.Event, level string) auditv1.Event {
+// normalized is an event without what differs from run to run.
+func normalized(t *testing.T, e *auditv1.Event, level string) auditv1.Event {
 	t.Helper()
 	if (e.RequestObject != nil) && level == "Metadata" || string(e.Level) != level {
 		t.Errorf("an event of level %s has level %s and object %v", level, e.Level, e.RequestObject)
