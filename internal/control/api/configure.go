@@ -81,6 +81,7 @@ func applyServerDefaults(cfg *Config, set *scheme.Set, conf *genericapiserver.Co
 		sets.NewString("watch", "proxy"),
 		sets.NewString("attach", "exec", "proxy", "log", "portforward"))
 	describe(conf, set.Scheme)
+	conf.Flagz = flagsOf(cfg)
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
 	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {
