@@ -87,6 +87,7 @@ func applyServerDefaults(cfg *Config, set *scheme.Set, conf *genericapiserver.Co
 		return longRunning(r, info) || !info.IsResourceRequest && info.Path == ui.LivePath
 	}
 	describe(conf, set.Scheme)
+	conf.Flagz = flagsOf(cfg)
 	conf.SkipOpenAPIInstallation = true // see serveOpenAPI
 	conf.EnableProfiling = false
 	conf.BuildHandlerChainFunc = func(next http.Handler, c *genericapiserver.Config) http.Handler {

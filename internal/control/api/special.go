@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,10 +23,12 @@ import (
 
 	"github.com/berth-dev/berth/internal/control/api/addresses"
 	"github.com/berth-dev/berth/internal/control/api/certificates"
+	"github.com/berth-dev/berth/internal/control/api/claims"
 	"github.com/berth-dev/berth/internal/control/api/disruption"
 	"github.com/berth-dev/berth/internal/control/api/namespaces"
 	"github.com/berth-dev/berth/internal/control/api/nodes"
 	"github.com/berth-dev/berth/internal/control/api/pods"
+	"github.com/berth-dev/berth/internal/control/api/registry"
 	"github.com/berth-dev/berth/internal/control/api/scale"
 	"github.com/berth-dev/berth/internal/control/api/services"
 )
@@ -74,6 +77,8 @@ func (s *Server) addCustomStorages(scheme *runtime.Scheme, made storages) error 
 		return fmt.Errorf("making storages of certificate signing requests: %w", err)
 	}
 	add(made, certificatesv1.SchemeGroupVersion, requests)
+	devices := made[resourcev1.SchemeGroupVersion]
+	devices["resourceclaims/status"] = claims.NewStatus(devices["resourceclaims/status"].(*registry.Subresource), s.auth.Authorizer)
 	scale.AddTo(made)
 	for gv, storages := range s.auth.Storage() {
 		add(made, gv, storages)

@@ -73,7 +73,8 @@ func Controller(cfg Config) controller.Controller {
 		Watches: "pods nodes namespaces and what pods of a kind, volumes and devices are",
 		Reads:   "get resourceclaims.resource.k8s.io",
 		Writes: "create pods/binding\ndelete pods\npatch pods/status persistentvolumes persistentvolumeclaims\n" +
-			"patch resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status\ncreate,patch events",
+			"patch resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status resourceclaims.resource.k8s.io/binding\n" +
+			"create,patch events",
 		Run: func(ctx context.Context, e controller.Env) error {
 			cfg.Client = e.Client
 			return run(ctx, cfg)

@@ -220,8 +220,9 @@ func podControllers() []controller.Controller {
 		{Name: "resourceclaim-controller", Account: "resource-claim-controller",
 			Watches: "pods resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io",
 			Reads:   "get pods",
-			Writes:  "create,delete,patch resourceclaims.resource.k8s.io\npatch resourceclaims.resource.k8s.io/status pods/status" + events,
-			Run:     resourceclaim.Run},
+			Writes: "create,delete,patch resourceclaims.resource.k8s.io\npatch resourceclaims.resource.k8s.io/status " +
+				"resourceclaims.resource.k8s.io/binding pods/status" + events,
+			Run: resourceclaim.Run},
 	}
 }
 

@@ -120,7 +120,7 @@ var controllerRoles = []entry{
 		patch,update pods/status
 		get,list,watch resourceclaimtemplates.resource.k8s.io
 		create,delete,get,list,patch,update,watch resourceclaims.resource.k8s.io
-		patch,update resourceclaims.resource.k8s.io/status`},
+		patch,update resourceclaims.resource.k8s.io/status resourceclaims.resource.k8s.io/binding`},
 	{name: "resourcequota-controller", rules: event + `
 		list,watch *.*
 		update resourcequotas/status`},

@@ -134,7 +134,8 @@ var userRoles = []entry{
 		get,list,watch csinodes.storage.k8s.io csidrivers.storage.k8s.io csistoragecapacities.storage.k8s.io ` +
 		`volumeattachments.storage.k8s.io
 		get,list,watch deviceclasses.resource.k8s.io resourceslices.resource.k8s.io
-		get,list,watch,patch,update resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status`},
+		get,list,watch,patch,update resourceclaims.resource.k8s.io resourceclaims.resource.k8s.io/status
+		patch,update resourceclaims.resource.k8s.io/binding`},
 	{name: "system:volume-scheduler", subjects: []string{"user:system:kube-scheduler"}, rules: `
 		get,list,patch,update,watch persistentvolumes persistentvolumeclaims
 		get,list,watch storageclasses.storage.k8s.io`},
