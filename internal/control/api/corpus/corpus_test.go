@@ -306,7 +306,8 @@ func TestCorpus(t *testing.T) {
 		t.Run(group, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			out.WriteString("What is answered when one field of a valid object is broken: mutations -> ok, or the causes (\".\" is the field).\n")
+			out.WriteString("What is answered when one field of a valid object is broken: mutations -> ok, or the causes (\".\" is the " +
+				"field).\n")
 			for _, b := range bases {
 				judge(t, b, &out)
 			}

@@ -131,7 +131,7 @@ var FlowSchema = of(func(now time.Time, f *flow.FlowSchema) []any {
 	return []any{f.Name, f.Spec.PriorityLevelConfiguration.Name, int64(f.Spec.MatchingPrecedence), method, created(now, f), missing}
 }, nameColumn,
 	text("PriorityLevel", flow.PriorityLevelConfigurationReference{}.SwaggerDoc()["name"]),
-	number("MatchingPrecedence", flow.FlowSchemaSpec{}.SwaggerDoc()["matchingPrecedence"]),
+	text("MatchingPrecedence", flow.FlowSchemaSpec{}.SwaggerDoc()["matchingPrecedence"]),
 	text("DistinguisherMethod", flow.FlowSchemaSpec{}.SwaggerDoc()["distinguisherMethod"]),
 	ageColumn,
 	text("MissingPL", "Whether the priority level does not exist."))

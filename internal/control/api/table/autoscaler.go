@@ -24,8 +24,8 @@ var HorizontalPodAutoscaler = of(func(now time.Time, a *autoscaling.HorizontalPo
 	text("Reference", autoscaling.HorizontalPodAutoscalerSpec{}.SwaggerDoc()["scaleTargetRef"]),
 	text("Targets", autoscaling.HorizontalPodAutoscalerSpec{}.SwaggerDoc()["metrics"]),
 	text("MinPods", autoscaling.HorizontalPodAutoscalerSpec{}.SwaggerDoc()["minReplicas"]),
-	number("MaxPods", autoscaling.HorizontalPodAutoscalerSpec{}.SwaggerDoc()["maxReplicas"]),
-	number("Replicas", autoscaling.HorizontalPodAutoscalerStatus{}.SwaggerDoc()["currentReplicas"]),
+	text("MaxPods", autoscaling.HorizontalPodAutoscalerSpec{}.SwaggerDoc()["maxReplicas"]),
+	text("Replicas", autoscaling.HorizontalPodAutoscalerStatus{}.SwaggerDoc()["currentReplicas"]),
 	ageColumn)
 
 // metrics shows what is and what should be of the first metrics.

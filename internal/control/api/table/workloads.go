@@ -22,8 +22,8 @@ var Deployment = of(func(now time.Time, d *apps.Deployment) []any {
 		int64(d.Status.UpdatedReplicas), int64(d.Status.AvailableReplicas), created(now, d),
 		names, images, metav1.FormatLabelSelector(d.Spec.Selector)}
 }, nameColumn, text("Ready", "Ready pods of those wanted."),
-	number("Up-to-date", apps.DeploymentStatus{}.SwaggerDoc()["updatedReplicas"]),
-	number("Available", apps.DeploymentStatus{}.SwaggerDoc()["availableReplicas"]),
+	text("Up-to-date", apps.DeploymentStatus{}.SwaggerDoc()["updatedReplicas"]),
+	text("Available", apps.DeploymentStatus{}.SwaggerDoc()["availableReplicas"]),
 	ageColumn, containersColumn, imagesColumn, selectorColumn)
 
 // replicaColumns serve replica sets and replication controllers.
@@ -77,7 +77,7 @@ var ControllerRevision = of(func(now time.Time, r *apps.ControllerRevision) []an
 	}
 	return []any{r.Name, owner, r.Revision, created(now, r)}
 }, nameColumn, text("Controller", "What the revision belongs to."),
-	number("Revision", apps.ControllerRevision{}.SwaggerDoc()["revision"]), ageColumn)
+	text("Revision", apps.ControllerRevision{}.SwaggerDoc()["revision"]), ageColumn)
 
 var Job = of(func(now time.Time, j *batch.Job) []any {
 	names, images := templateCells(&j.Spec.Template.Spec)

@@ -53,7 +53,8 @@ func jobStatus(j *batch.Job) errs {
 		all = append(all, field.Invalid(p.Child("terminating"), *s.Terminating, "terminating>0 is invalid for finished job"))
 	}
 	if u := s.UncountedTerminatedPods; u != nil && len(u.Failed)+len(u.Succeeded) > 0 {
-		all = append(all, field.Invalid(p.Child("uncountedTerminatedPods"), u, "uncountedTerminatedPods needs to be empty for finished job"))
+		all = append(all, field.Invalid(p.Child("uncountedTerminatedPods"), u,
+			"uncountedTerminatedPods needs to be empty for finished job"))
 	}
 	return all
 }
