@@ -80,8 +80,7 @@ type Settings struct {
 	Ports   Ports           `json:"ports"`
 	// LoadBalancer is what gives addresses to Services; empty is "node".
 	LoadBalancer string `json:"loadBalancer,omitempty"`
-	// LoadBalancerPools are pools of addresses for Services, as
-	// --load-balancer-pool has them; servers of one cluster need the same.
+	// LoadBalancerPools are --load-balancer-pool; all servers need the same.
 	LoadBalancerPools []string `json:"loadBalancerPools,omitempty"`
 	// VolumesDir holds this node's local volumes; "none" is a node without.
 	VolumesDir string `json:"volumesDir,omitempty"`
