@@ -46,7 +46,8 @@ func TestStepsOfEachRole(t *testing.T) {
 			runtimeLane: "shareMounts startRuntime loadImages",
 			controlLane: "configureServer startStore startAPI grantIdentities shareInformers serveMetrics startControllers startDNS " +
 				"startClusterInfo startInformers",
-			last: "serveStatus filterBridge startNetwork startPorts startPolicy startVolumes configureAgent startProxy startAnnouncer startAgent",
+			last: "serveStatus filterBridge startNetwork startPorts startPolicy startVolumes " +
+				"configureAgent startProxy startAnnouncer startAgent",
 		},
 		RoleServer: {
 			first: "ensureCertificates openJournal",
@@ -58,7 +59,8 @@ func TestStepsOfEachRole(t *testing.T) {
 			first:       "openJournal",
 			runtimeLane: "shareMounts startRuntime loadImages",
 			controlLane: "connect shareInformers serveMetrics startDNS startInformers",
-			last:        "serveStatus filterBridge startNetwork startPorts startPolicy startVolumes configureAgent startProxy startAnnouncer startAgent",
+			last: "serveStatus filterBridge startNetwork startPorts startPolicy startVolumes " +
+				"configureAgent startProxy startAnnouncer startAgent",
 		},
 	} {
 		u := &up{Config: &Config{Settings: Settings{Role: role}}}

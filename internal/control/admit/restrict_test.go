@@ -280,7 +280,7 @@ func TestRestrictionOfTheRest(t *testing.T) {
 		return c
 	}
 	same := claim(func(*corev1.PersistentVolumeClaim) {})
-	claim := func(name, holder string) *coordinationv1.Lease {
+	announced := func(name, holder string) *coordinationv1.Lease {
 		return &coordinationv1.Lease{ObjectMeta: named(announceNamespace, name), Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder}}
 	}
 	lease := func(ns, name string) *coordinationv1.Lease { return &coordinationv1.Lease{ObjectMeta: named(ns, name)} }
@@ -314,16 +314,16 @@ func TestRestrictionOfTheRest(t *testing.T) {
 			"can only access node lease with the same name as the requesting node"},
 		{"renew other lease", request{resource: "leases.coordination.k8s.io", now: lease("kube-node-lease", "n2"),
 			old: lease("kube-node-lease", "n2")}, "can only access node lease with the same name"},
-		{"own claim of an address", request{resource: "leases.coordination.k8s.io", now: claim("address.192.0.2.1", "n1")}, ""},
-		{"a free claim", request{resource: "leases.coordination.k8s.io", now: claim("address.192.0.2.1", ""),
-			old: claim("address.192.0.2.1", "n1")}, ""},
-		{"the end of another's session", request{resource: "leases.coordination.k8s.io", now: claim("node.n2", ""),
-			old: claim("node.n2", "n2")}, ""},
-		{"a claim for another", request{resource: "leases.coordination.k8s.io", now: claim("address.192.0.2.1", "n2")},
+		{"own claim of an address", request{resource: "leases.coordination.k8s.io", now: announced("address.192.0.2.1", "n1")}, ""},
+		{"a free claim", request{resource: "leases.coordination.k8s.io", now: announced("address.192.0.2.1", ""),
+			old: announced("address.192.0.2.1", "n1")}, ""},
+		{"the end of another's session", request{resource: "leases.coordination.k8s.io", now: announced("node.n2", ""),
+			old: announced("node.n2", "n2")}, ""},
+		{"a claim for another", request{resource: "leases.coordination.k8s.io", now: announced("address.192.0.2.1", "n2")},
 			`holderIdentity "n2": a node can claim addresses for itself only`},
-		{"a claim that another has, renewed for it", request{resource: "leases.coordination.k8s.io", now: claim("node.n2", "n2"),
-			old: claim("node.n2", "n2")}, `holderIdentity "n2": a node can claim addresses for itself only`},
-		{"a claim that goes", request{resource: "leases.coordination.k8s.io", old: claim("address.192.0.2.1", "n1")},
+		{"a claim that another has, renewed for it", request{resource: "leases.coordination.k8s.io", now: announced("node.n2", "n2"),
+			old: announced("node.n2", "n2")}, `holderIdentity "n2": a node can claim addresses for itself only`},
+		{"a claim that goes", request{resource: "leases.coordination.k8s.io", old: announced("address.192.0.2.1", "n1")},
 			"nodes may create and update the leases"},
 		{"lease elsewhere", request{resource: "leases.coordination.k8s.io", now: lease("kube-system", "n1")},
 			`can only access leases in the "kube-node-lease" system namespace`},

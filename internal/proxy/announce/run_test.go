@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,6 +64,56 @@ func (c claims) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.rt.RoundTrip(r)
 }
 
+// pair is two announcers on one API server.
+type pair struct {
+	t        *testing.T
+	cfg      *rest.Config
+	news     chan string
+	asked    atomic.Int64 // requests for claims
+	speeches map[string]*said
+	stops    map[string]func()
+}
+
+// start starts the announcer of a node.
+func (p *pair) start(name string) {
+	own := rest.CopyConfig(p.cfg)
+	own.Wrap(func(rt http.RoundTripper) http.RoundTripper { return claims{rt, &p.asked} })
+	c, err := kubernetes.NewForConfig(own)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	factory := informers.NewSharedInformerFactory(c, 0)
+	s := &said{node: name, news: p.news}
+	p.speeches[name] = s
+	life, end := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	cfg := Config{NodeName: name, Client: c, Informers: factory, Condition: condition, Log: slog.New(slog.DiscardHandler)}
+	go func() { done <- run(life, cfg, s) }()
+	p.stops[name] = sync.OnceFunc(func() {
+		end()
+		if err := <-done; err != nil {
+			p.t.Errorf("%s: %v", name, err)
+		}
+		factory.Shutdown()
+	})
+	p.t.Cleanup(p.stops[name])
+}
+
+// next is the node of the next news, which must be one of those.
+func (p *pair) next(want ...string) string {
+	p.t.Helper()
+	select {
+	case got := <-p.news:
+		if !slices.Contains(want, got) {
+			p.t.Fatalf("%s, want one of %v", got, want)
+		}
+		return strings.Fields(got)[0]
+	case <-time.After(time.Minute):
+		p.t.Fatalf("nothing happens, want one of %v", want)
+	}
+	return ""
+}
+
 // TestHandOver runs two nodes on a real API server: one answers, and when it
 // stops the other one does; a node that goes without a word is followed too, and
 // where no Service has an address of a pool nobody asks for claims.
@@ -81,38 +132,14 @@ func TestHandOver(t *testing.T) {
 	}
 	_, err = client.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: Namespace}}, metav1.CreateOptions{})
 	ok(err)
-	news := make(chan string, 100)
-	var asked atomic.Int64
-	speeches, stops := map[string]*said{}, map[string]func(){}
-	start := func(name string) {
-		own := rest.CopyConfig(cfg)
-		own.Wrap(func(rt http.RoundTripper) http.RoundTripper { return claims{rt, &asked} })
-		c, err := kubernetes.NewForConfig(own)
-		ok(err)
-		factory := informers.NewSharedInformerFactory(c, 0)
-		s := &said{node: name, news: news}
-		speeches[name] = s
-		life, end := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() {
-			done <- run(life, Config{NodeName: name, Client: c, Informers: factory, Condition: condition, Log: slog.New(slog.DiscardHandler)}, s)
-		}()
-		stops[name] = sync.OnceFunc(func() {
-			end()
-			if err := <-done; err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			factory.Shutdown()
-		})
-		t.Cleanup(stops[name])
-	}
+	p := &pair{t: t, cfg: cfg, news: make(chan string, 100), speeches: map[string]*said{}, stops: map[string]func(){}}
 	for _, name := range []string{"a", "b"} {
 		n, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		ok(err)
 		n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}
 		_, err = client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{})
 		ok(err)
-		start(name)
+		p.start(name)
 	}
 	svc, err := client.CoreV1().Services("default").Create(ctx, &v1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web"},
 		Spec: v1.ServiceSpec{Type: v1.ServiceTypeLoadBalancer, Ports: []v1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
@@ -121,7 +148,7 @@ func TestHandOver(t *testing.T) {
 	svc.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "192.0.2.1"}}
 	svc, err = client.CoreV1().Services("default").UpdateStatus(ctx, svc, metav1.UpdateOptions{})
 	ok(err)
-	if n := asked.Load(); n != 0 {
+	if n := p.asked.Load(); n != 0 {
 		t.Errorf("%d requests for claims without an address of a pool", n)
 	}
 	began := time.Now()
@@ -129,36 +156,21 @@ func TestHandOver(t *testing.T) {
 		LastTransitionTime: metav1.Now()}}
 	_, err = client.CoreV1().Services("default").UpdateStatus(ctx, svc, metav1.UpdateOptions{})
 	ok(err)
-	next := func(want ...string) string {
-		t.Helper()
-		select {
-		case got := <-news:
-			for _, w := range want {
-				if got == w {
-					return strings.Fields(got)[0]
-				}
-			}
-			t.Fatalf("%s, want one of %v", got, want)
-		case <-time.After(time.Minute):
-			t.Fatalf("nothing happens, want one of %v", want)
-		}
-		return ""
-	}
-	first := next("a +", "b +")
+	first := p.next("a +", "b +")
 	t.Logf("announced %s after the address was given", time.Since(began))
 	other := map[string]string{"a": "b", "b": "a"}[first]
-	if !speeches[first].answers() || speeches[other].answers() {
+	if !p.speeches[first].answers() || p.speeches[other].answers() {
 		t.Error("not one node answers")
 	}
 
 	began = time.Now()
-	stops[first]()
-	next(first + " -")
-	next(other + " +")
+	p.stops[first]()
+	p.next(first + " -")
+	p.next(other + " +")
 	t.Logf("moved %s after the stop began", time.Since(began))
 
 	// What is left of a node that is lost: a session that nobody renews.
-	start(first)
+	p.start(first)
 	lease, err := client.CoordinationV1().Leases(Namespace).Get(ctx, recordName(netip.MustParseAddr("192.0.2.1")), metav1.GetOptions{})
 	ok(err)
 	gone := "gone"
@@ -170,11 +182,11 @@ func TestHandOver(t *testing.T) {
 	began = time.Now()
 	_, err = client.CoordinationV1().Leases(Namespace).Update(ctx, lease, metav1.UpdateOptions{})
 	ok(err)
-	next(other + " -")
-	first = next("a +", "b +")
+	p.next(other + " -")
+	first = p.next("a +", "b +")
 	t.Logf("moved %s after the last sign of a lost node", time.Since(began))
 
 	// Without the Service nobody answers, and the session ends.
 	ok(client.CoreV1().Services("default").Delete(ctx, "web", metav1.DeleteOptions{}))
-	next(first + " -")
+	p.next(first + " -")
 }

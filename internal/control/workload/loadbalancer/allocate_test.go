@@ -39,14 +39,15 @@ func port(n int32) func(*v1.Service) { return func(s *v1.Service) { s.Spec.Ports
 
 func localPolicy(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }
 
+func ips(texts ...string) (out []netip.Addr) {
+	for _, s := range texts {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
 // TestPlanPools: what Services get, one line each: addresses (problem).
 func TestPlanPools(t *testing.T) {
-	a := func(texts ...string) (out []netip.Addr) {
-		for _, s := range texts {
-			out = append(out, netip.MustParseAddr(s))
-		}
-		return out
-	}
 	lab := []string{"lab=192.0.2.10-192.0.2.11,2001:db8::10-2001:db8::11"}
 	key := note(shareKey, "k")
 	for name, c := range map[string]struct {
@@ -58,24 +59,26 @@ func TestPlanPools(t *testing.T) {
 	}{
 		"the first free one":   {lab, []*v1.Service{service("a", 2), service("b", 1)}, nil, nil, []string{"192.0.2.10", "192.0.2.11"}},
 		"the older goes first": {lab, []*v1.Service{service("a", 1), service("b", 2)}, nil, nil, []string{"192.0.2.11", "192.0.2.10"}},
-		"what it has": {lab, []*v1.Service{service("a", 2), service("b", 1)}, map[types.UID][]netip.Addr{"b": a("192.0.2.10")}, nil,
+		"what it has": {lab, []*v1.Service{service("a", 2), service("b", 1)}, map[types.UID][]netip.Addr{"b": ips("192.0.2.10")}, nil,
 			[]string{"192.0.2.11", "192.0.2.10"}},
 		"two that have one": {lab, []*v1.Service{service("a", 1), service("b", 2)},
-			map[types.UID][]netip.Addr{"a": a("192.0.2.10"), "b": a("192.0.2.10")}, nil, []string{"192.0.2.11", "192.0.2.10"}},
+			map[types.UID][]netip.Addr{"a": ips("192.0.2.10"), "b": ips("192.0.2.10")}, nil, []string{"192.0.2.11", "192.0.2.10"}},
 		"one that another has until it is written": {lab[:1], []*v1.Service{service("a", 1, note(addressesKey, "192.0.2.10"))},
-			map[types.UID][]netip.Addr{"gone": a("192.0.2.10")}, nil,
+			map[types.UID][]netip.Addr{"gone": ips("192.0.2.10")}, nil,
 			[]string{"(address 192.0.2.10 is being given back by another Service)"}},
-		"exhausted": {[]string{"one=192.0.2.9", "two=192.0.2.10"}, []*v1.Service{service("a", 3), service("b", 2), service("c", 1)}, nil, nil,
+		"exhausted": {[]string{"one=192.0.2.9", "two=192.0.2.10"}, []*v1.Service{service("a", 3), service("b", 2), service("c", 1)}, nil,
+			nil,
 			[]string{"192.0.2.9", "192.0.2.10", "(no free address of family IPv4: pool one has 1 addresses, 1 are given, pool two has 1 " +
 				"addresses, 1 are given; add addresses with --load-balancer-pool, or delete Services)"}},
-		"a node's": {lab, []*v1.Service{service("a", 1)}, nil, map[netip.Addr]string{a("192.0.2.10")[0]: "n1"}, []string{"192.0.2.11"}},
-		"a node's that it has": {lab, []*v1.Service{service("a", 1)}, map[types.UID][]netip.Addr{"a": a("192.0.2.10")},
-			map[netip.Addr]string{a("192.0.2.10")[0]: "n1"}, []string{"192.0.2.11"}},
+		"a node's": {lab, []*v1.Service{service("a", 1)}, nil, map[netip.Addr]string{ips("192.0.2.10")[0]: "n1"}, []string{"192.0.2.11"}},
+		"a node's that it has": {lab, []*v1.Service{service("a", 1)}, map[types.UID][]netip.Addr{"a": ips("192.0.2.10")},
+			map[netip.Addr]string{ips("192.0.2.10")[0]: "n1"}, []string{"192.0.2.11"}},
 		"a node's that it asks for": {lab, []*v1.Service{service("a", 1, note(addressesKey, "192.0.2.10"))}, nil,
-			map[netip.Addr]string{a("192.0.2.10")[0]: "n1"},
+			map[netip.Addr]string{ips("192.0.2.10")[0]: "n1"},
 			[]string{"(address 192.0.2.10 of pool lab is an address of Node n1; take it out of the pool)"}},
 		"asked for": {lab, []*v1.Service{service("a", 1, note(addressesKey, "192.0.2.11"))}, nil, nil, []string{"192.0.2.11"}},
-		"asked for in the old way": {lab, []*v1.Service{service("a", 1, func(s *v1.Service) { s.Spec.LoadBalancerIP = "192.0.2.11" })}, nil, nil,
+		"asked for in the old way": {lab, []*v1.Service{service("a", 1, func(s *v1.Service) { s.Spec.LoadBalancerIP = "192.0.2.11" })}, nil,
+			nil,
 			[]string{"192.0.2.11"}},
 		"asked for elsewhere": {lab, []*v1.Service{service("a", 1, note(addressesKey, "198.51.100.1"))}, nil, nil,
 			[]string{"(address 198.51.100.1 is in no pool; there are: lab (192.0.2.10-192.0.2.11, 2001:db8::10-2001:db8::11))"}},
@@ -83,9 +86,10 @@ func TestPlanPools(t *testing.T) {
 			[]string{`(annotation berth.dev/load-balancer-ips: "web" is not an IP address)`}},
 		"of the other family": {lab, []*v1.Service{service("a", 1, note(addressesKey, "2001:db8::10"))}, nil, nil,
 			[]string{"(address 2001:db8::10 is of family IPv6, and spec.ipFamilies of the Service are [IPv4])"}},
-		"another's": {lab, []*v1.Service{service("a", 2), service("b", 1, note(addressesKey, "192.0.2.10"))}, nil, nil, []string{"192.0.2.10",
-			"(address 192.0.2.10 belongs to Service default/a: choose another, or give both Services annotation " +
-				"berth.dev/load-balancer-allow-shared-ip with one value)"}},
+		"another's": {lab, []*v1.Service{service("a", 2), service("b", 1, note(addressesKey, "192.0.2.10"))}, nil, nil,
+			[]string{"192.0.2.10",
+				"(address 192.0.2.10 belongs to Service default/a: choose another, or give both Services annotation " +
+					"berth.dev/load-balancer-allow-shared-ip with one value)"}},
 		"a pool by name": {[]string{"one=192.0.2.9", "two=192.0.2.10,autoAssign=false"},
 			[]*v1.Service{service("a", 2, note(poolKey, "two")), service("b", 1)}, nil, nil, []string{"192.0.2.10", "192.0.2.9"}},
 		"a pool that is not asked": {[]string{"two=192.0.2.10,autoAssign=false"}, []*v1.Service{service("a", 2)}, nil, nil,
@@ -95,21 +99,26 @@ func TestPlanPools(t *testing.T) {
 				`2001:db8::10-2001:db8::11))`}},
 		"no pool": {nil, []*v1.Service{service("a", 2)}, nil, nil,
 			[]string{"(the cluster has no pool of addresses; start its servers with --load-balancer-pool NAME=CIDR)"}},
-		"both families": {lab, []*v1.Service{service("a", 1, families(v1.IPFamilyPolicyRequireDualStack, v1.IPv6Protocol, v1.IPv4Protocol))},
+		"both families": {lab,
+			[]*v1.Service{service("a", 1, families(v1.IPFamilyPolicyRequireDualStack, v1.IPv6Protocol, v1.IPv4Protocol))},
 			nil, nil, []string{"2001:db8::10 192.0.2.10"}},
 		"both required, one there": {[]string{"lab=192.0.2.10"}, []*v1.Service{service("a", 1,
 			families(v1.IPFamilyPolicyRequireDualStack, v1.IPv4Protocol, v1.IPv6Protocol))}, nil, nil,
 			[]string{"(no pool that gives addresses unasked has addresses of family IPv6; there are: lab (192.0.2.10))"}},
 		"both preferred, one there": {[]string{"lab=192.0.2.10"}, []*v1.Service{service("a", 1,
 			families(v1.IPFamilyPolicyPreferDualStack, v1.IPv4Protocol, v1.IPv6Protocol))}, nil, nil, []string{"192.0.2.10"}},
-		"shared": {lab, []*v1.Service{service("a", 2, key), service("b", 1, key, port(81))}, nil, nil, []string{"192.0.2.10", "192.0.2.10"}},
+		"shared": {lab, []*v1.Service{service("a", 2, key), service("b", 1, key, port(81))}, nil, nil,
+			[]string{"192.0.2.10", "192.0.2.10"}},
 		"shared, of the same port": {lab, []*v1.Service{service("a", 2, key), service("b", 1, key)}, nil, nil,
 			[]string{"192.0.2.10", "192.0.2.11"}},
-		"shared, asked for, of the same port": {lab, []*v1.Service{service("a", 2, key), service("b", 1, key, note(addressesKey, "192.0.2.10"))},
+		"shared, asked for, of the same port": {lab, []*v1.Service{service("a", 2, key),
+			service("b", 1, key, note(addressesKey, "192.0.2.10"))},
 			nil, nil, []string{"192.0.2.10", "(address 192.0.2.10 belongs to Service default/a: both have port 80/TCP; Services with one " +
 				"address need different ports)"}},
-		"shared by one": {lab, []*v1.Service{service("a", 2), service("b", 1, key, port(81))}, nil, nil, []string{"192.0.2.10", "192.0.2.11"}},
-		"shared, with endpoints elsewhere": {lab, []*v1.Service{service("a", 2, key, localPolicy), service("b", 1, key, port(81))}, nil, nil,
+		"shared by one": {lab, []*v1.Service{service("a", 2), service("b", 1, key, port(81))}, nil, nil,
+			[]string{"192.0.2.10", "192.0.2.11"}},
+		"shared, with endpoints elsewhere": {lab, []*v1.Service{service("a", 2, key, localPolicy), service("b", 1, key, port(81))}, nil,
+			nil,
 			[]string{"192.0.2.10", "192.0.2.11"}},
 	} {
 		t.Run(name, func(t *testing.T) {

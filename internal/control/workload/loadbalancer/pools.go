@@ -56,7 +56,8 @@ func ParsePools(values []string) ([]Pool, error) {
 func parsePool(v string) (Pool, error) {
 	name, list, ok := strings.Cut(v, "=")
 	if !ok || list == "" {
-		return Pool{}, fmt.Errorf("no list of addresses; write NAME=CIDR or NAME=FIRST-LAST, such as lab=192.0.2.10-192.0.2.50,2001:db8::/120")
+		return Pool{}, fmt.Errorf("no list of addresses; write NAME=CIDR or NAME=FIRST-LAST, such as lab=192.0.2.10-192.0.2.50," +
+			"2001:db8::/120")
 	}
 	if bad := validation.IsDNS1123Label(name); len(bad) > 0 {
 		return Pool{}, fmt.Errorf("the name %q: %s", name, bad[0])
