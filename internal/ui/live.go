@@ -127,7 +127,7 @@ func (h *hub) wake(kind string, o metav1.Object) {
 }
 
 // live streams updates of the page that the parameter "view" names.
-func (h *Handler) live(w http.ResponseWriter, r *http.Request) {
+func (h *pageHandler) live(w http.ResponseWriter, r *http.Request) {
 	target, err := url.Parse(r.URL.Query().Get("view"))
 	rt, ok := route{}, false
 	if err == nil {
@@ -159,7 +159,7 @@ func (h *Handler) live(w http.ResponseWriter, r *http.Request) {
 }
 
 // follow sends the page, if it is not what the browser has, and then its changes.
-func (h *Handler) follow(ctx context.Context, v *viewer, s *stream, have string) {
+func (h *pageHandler) follow(ctx context.Context, v *viewer, s *stream, have string) {
 	if s.send("hello", nil) != nil {
 		return
 	}
@@ -207,7 +207,7 @@ func (h *Handler) follow(ctx context.Context, v *viewer, s *stream, have string)
 }
 
 // heartbeats are when nodes were last heard, in milliseconds.
-func (h *Handler) heartbeats(nodes []string) map[string]int64 {
+func (h *pageHandler) heartbeats(nodes []string) map[string]int64 {
 	out := map[string]int64{}
 	if h.cfg.Heartbeat == nil {
 		return out

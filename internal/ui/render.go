@@ -81,7 +81,7 @@ type shown struct {
 }
 
 // render makes the main part of a page with the rights of the context's user.
-func (h *Handler) render(ctx context.Context, rt route) rendered {
+func (h *pageHandler) render(ctx context.Context, rt route) rendered {
 	u, _ := genericapirequest.UserFrom(ctx)
 	r := newRights(ctx, u, h.cfg.Authorizer)
 	out := rendered{status: http.StatusOK, now: time.Now(), title: rt.object.Name}
@@ -134,7 +134,7 @@ func (h *Handler) render(ctx context.Context, rt route) rendered {
 func asAny[T any](v T, ok bool) (any, bool) { return v, ok }
 
 // snapshot is what the views are made of, for one rendering.
-func (h *Handler) snapshot(ctx context.Context, rt route, r *rights) *view.Snapshot {
+func (h *pageHandler) snapshot(ctx context.Context, rt route, r *rights) *view.Snapshot {
 	c := &h.cfg
 	s := &view.Snapshot{Objects: h.source, Heartbeat: c.Heartbeat, Outlook: c.Outlook, Records: c.Records}
 	if c.Zones != nil {

@@ -55,8 +55,8 @@ type Config struct {
 	Log  *slog.Logger
 }
 
-// Handler serves the page below Prefix.
-type Handler struct {
+// pageHandler serves the page below Prefix.
+type pageHandler struct {
 	cfg     Config
 	source  *source
 	hub     *hub
@@ -66,8 +66,8 @@ type Handler struct {
 }
 
 // New makes the handler. It starts nothing before the first request.
-func New(cfg Config) *Handler {
-	h := &Handler{cfg: cfg, source: &source{factory: cfg.Informers, life: cfg.Life}, hub: newHub(), asked: newAsked(cfg.Loopback)}
+func New(cfg Config) *pageHandler {
+	h := &pageHandler{cfg: cfg, source: &source{factory: cfg.Informers, life: cfg.Life}, hub: newHub(), asked: newAsked(cfg.Loopback)}
 	h.sampler = newSampler(cfg.Loopback, func() { h.hub.wake(usageChanged, nil) })
 	h.mux = http.NewServeMux()
 	h.mux.HandleFunc("GET "+LivePath, h.live)
@@ -77,7 +77,7 @@ func New(cfg Config) *Handler {
 }
 
 // ServeHTTP implements http.Handler.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *pageHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
 	if u, ok := genericapirequest.UserFrom(r.Context()); !ok || anonymous(u) {
 		http.Error(w, "the status page shows what a user may list, and this request has none: send a client certificate or a token, "+
@@ -103,7 +103,7 @@ func secure(h http.Header) {
 }
 
 // page answers a request for a page.
-func (h *Handler) page(w http.ResponseWriter, r *http.Request) {
+func (h *pageHandler) page(w http.ResponseWriter, r *http.Request) {
 	if err := h.source.start(r.Context()); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return

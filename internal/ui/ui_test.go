@@ -49,7 +49,7 @@ type site struct {
 	t      *testing.T
 	url    string
 	client *fake.Clientset
-	page   *Handler
+	page   *pageHandler
 }
 
 var rightsOfAll = allowed{"ada": {"*"}, "dana": {"list pods ops", "list deployments ops"}, "nobody": {}}

@@ -10,59 +10,59 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// Cluster is the first page.
-type Cluster struct {
+// clusterPage is the first page.
+type clusterPage struct {
 	Query Query
 	// Wrong are the first of WrongTotal rows.
-	Wrong      []Problem
+	Wrong      []problem
 	WrongTotal int
 	// Sees says whether the caller may list anything of what is checked.
 	Sees  bool
-	Nodes *NodeList // nil for those who may not list nodes
-	Pods  PodCounts
+	Nodes *nodeRows // nil for those who may not list nodes
+	Pods  podCounts
 	// Parts and Certificate are nil for those who may not see them.
 	Parts       []Part
 	Certificate *Certificate
 }
 
-// PodCounts are the pods that the caller may list, by their state.
-type PodCounts struct{ All, Running, Pending, Ended, Wrong int }
+// podCounts are the pods that the caller may list, by their state.
+type podCounts struct{ All, Running, Pending, Ended, Wrong int }
 
-// NodeList are nodes by zone.
-type NodeList struct {
+// nodeRows are nodes by zone.
+type nodeRows struct {
 	Total, Ready int
-	Zones        []ZoneCount
-	Page         Page[NodeRow]
+	Zones        []zoneCount
+	Page         pageRows[nodeLine]
 	// HasUsage says that usage is known.
 	HasUsage bool
 }
 
-// ZoneCount is a zone's nodes.
-type ZoneCount struct {
+// zoneCount is a zone's nodes.
+type zoneCount struct {
 	Name       string
 	All, Ready int
 }
 
-// NodeRow is a line of the list of nodes.
-type NodeRow struct {
+// nodeLine is a line of the list of nodes.
+type nodeLine struct {
 	Name, Zone string
-	State      State
+	State      stateWord
 	// Conditions are those that are not as they should be.
 	Conditions []string
 	Taints     []string
 	Heartbeat  time.Time
-	CPU, Mem   Gauge
-	Pods       Gauge
+	CPU, Mem   gauge
+	Pods       gauge
 	Version    string
 	Created    time.Time
 }
 
-// Gauge is what is used and asked for of what there is. Used is -1 when it is
+// gauge is what is used and asked for of what there is. Used is -1 when it is
 // not known, Asked where it is not counted.
-type Gauge struct{ Used, Asked, Of int64 }
+type gauge struct{ Used, Asked, Of int64 }
 
 // Share is the used part of 100, or the asked one where use is not known.
-func (g Gauge) Share() int {
+func (g gauge) Share() int {
 	n := g.Used
 	if n < 0 {
 		n = g.Asked
@@ -74,8 +74,8 @@ func (g Gauge) Share() int {
 }
 
 // ClusterView is the first page: what is wrong, then the nodes.
-func ClusterView(s *Snapshot, r Rights, q Query, now time.Time) Cluster {
-	c := Cluster{Query: q}
+func ClusterView(s *Snapshot, r callerRights, q Query, now time.Time) clusterPage {
+	c := clusterPage{Query: q}
 	c.Wrong, c.WrongTotal = wrong(s, r, now)
 	counted := false
 	complete := s.within(r, "pods", "", func(ns string) {
@@ -107,7 +107,7 @@ func b2i(b bool) int {
 	return 0
 }
 
-func (c *PodCounts) add(p *v1.Pod, now time.Time) {
+func (c *podCounts) add(p *v1.Pod, now time.Time) {
 	c.All++
 	switch p.Status.Phase {
 	case v1.PodRunning:
@@ -123,15 +123,15 @@ func (c *PodCounts) add(p *v1.Pod, now time.Time) {
 }
 
 // nodeList is a page of the nodes that match, those that are not well first.
-func nodeList(s *Snapshot, r Rights, q Query) NodeList {
-	l := NodeList{HasUsage: s.Usage != nil && r.List("nodes.metrics.k8s.io", "")}
-	zones := map[string]*ZoneCount{}
+func nodeList(s *Snapshot, r callerRights, q Query) nodeRows {
+	l := nodeRows{HasUsage: s.Usage != nil && r.List("nodes.metrics.k8s.io", "")}
+	zones := map[string]*zoneCount{}
 	p := paged[*v1.Node]{after: q.After}
 	for _, n := range s.Nodes() {
 		state, zone := nodeState(n), zoneOf(n)
 		z := zones[zone]
 		if z == nil {
-			z = &ZoneCount{Name: zone}
+			z = &zoneCount{Name: zone}
 			zones[zone] = z
 		}
 		l.Total++
@@ -150,16 +150,16 @@ func nodeList(s *Snapshot, r Rights, q Query) NodeList {
 		}
 		p.add(key+zone+"/"+n.Name, n)
 	}
-	l.Page = pageOf(&p, func(n *v1.Node) NodeRow { return nodeRow(s, r, n) })
+	l.Page = pageOf(&p, func(n *v1.Node) nodeLine { return nodeRow(s, r, n) })
 	for _, z := range zones {
 		l.Zones = append(l.Zones, *z)
 	}
-	slices.SortFunc(l.Zones, func(a, b ZoneCount) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(l.Zones, func(a, b zoneCount) int { return cmp.Compare(a.Name, b.Name) })
 	return l
 }
 
-func nodeRow(s *Snapshot, r Rights, n *v1.Node) NodeRow {
-	row := NodeRow{Name: n.Name, Zone: zoneOf(n), State: nodeState(n), Heartbeat: s.heartbeat(n),
+func nodeRow(s *Snapshot, r callerRights, n *v1.Node) nodeLine {
+	row := nodeLine{Name: n.Name, Zone: zoneOf(n), State: nodeState(n), Heartbeat: s.heartbeat(n),
 		Version: n.Status.NodeInfo.KubeletVersion, Created: n.CreationTimestamp.Time}
 	for _, c := range n.Status.Conditions {
 		if (c.Type == v1.NodeReady) != (c.Status == v1.ConditionTrue) {
@@ -189,11 +189,11 @@ func (s *Snapshot) heartbeat(n *v1.Node) time.Time {
 
 // gauges are CPU, memory and pods of a node. What is asked for is the sum over
 // all its pods, also those the caller may not list: it is the node's.
-func (s *Snapshot) gauges(r Rights, n *v1.Node) (cpu, mem, pods Gauge) {
+func (s *Snapshot) gauges(r callerRights, n *v1.Node) (cpu, mem, pods gauge) {
 	alloc := n.Status.Allocatable
-	cpu = Gauge{Used: -1, Of: alloc.Cpu().MilliValue()}
-	mem = Gauge{Used: -1, Of: alloc.Memory().Value()}
-	pods = Gauge{Asked: -1, Of: alloc.Pods().Value()}
+	cpu = gauge{Used: -1, Of: alloc.Cpu().MilliValue()}
+	mem = gauge{Used: -1, Of: alloc.Memory().Value()}
+	pods = gauge{Asked: -1, Of: alloc.Pods().Value()}
 	for _, p := range s.PodsOn(n.Name) {
 		if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
 			continue
@@ -210,4 +210,4 @@ func (s *Snapshot) gauges(r Rights, n *v1.Node) (cpu, mem, pods Gauge) {
 }
 
 // taintsText is for titles.
-func (r NodeRow) TaintsText() string { return strings.Join(r.Taints, ", ") }
+func (r nodeLine) TaintsText() string { return strings.Join(r.Taints, ", ") }

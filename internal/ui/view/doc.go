@@ -20,8 +20,8 @@ import (
 	"github.com/berth-dev/berth/internal/why"
 )
 
-// Rights are those of the caller, as the API server's authorizer decides them.
-type Rights interface {
+// callerRights are those of the caller, as the API server's authorizer decides them.
+type callerRights interface {
 	// List says whether the caller may list a resource ("pods",
 	// "deployments.apps") in a namespace; "" means in all of them.
 	List(resource, namespace string) bool
@@ -115,8 +115,8 @@ type Query struct {
 // PageSize is how many rows a list has.
 const PageSize = 100
 
-// Page is a part of a list.
-type Page[T any] struct {
+// pageRows is a part of a list.
+type pageRows[T any] struct {
 	Rows []T
 	// Matching is how many rows match the query, Next the key that the next page
 	// comes after; empty on the last.
@@ -165,9 +165,9 @@ func (p *paged[O]) trim() {
 }
 
 // pageOf ends the collection.
-func pageOf[O, T any](p *paged[O], row func(O) T) Page[T] {
+func pageOf[O, T any](p *paged[O], row func(O) T) pageRows[T] {
 	p.trim()
-	out := Page[T]{Matching: p.matches, Later: p.after != "", Rows: make([]T, 0, len(p.rows))}
+	out := pageRows[T]{Matching: p.matches, Later: p.after != "", Rows: make([]T, 0, len(p.rows))}
 	for _, k := range p.rows {
 		out.Rows = append(out.Rows, row(k.o))
 	}
@@ -178,7 +178,7 @@ func pageOf[O, T any](p *paged[O], row func(O) T) Page[T] {
 }
 
 // may says whether the caller may list a resource there.
-func may(r Rights, resource, namespace string) bool {
+func may(r callerRights, resource, namespace string) bool {
 	return r.List(resource, "") || namespace != "" && r.List(resource, namespace)
 }
 
@@ -189,7 +189,7 @@ const maxNamespaces = 1000
 // within calls f for each namespace in which the caller may list a resource, or
 // once with "" where that is all of them. complete is false if there are too many
 // namespaces to ask about.
-func (s *Snapshot) within(r Rights, resource, namespace string, f func(namespace string)) (complete bool) {
+func (s *Snapshot) within(r callerRights, resource, namespace string, f func(namespace string)) (complete bool) {
 	if namespace != "" {
 		if may(r, resource, namespace) {
 			f(namespace)
@@ -213,8 +213,8 @@ func (s *Snapshot) within(r Rights, resource, namespace string, f func(namespace
 	return true
 }
 
-// NamespaceNames are those in which the caller may list pods, for a choice.
-func NamespaceNames(s *Snapshot, r Rights) (out []string) {
+// namespaceNames are those in which the caller may list pods, for a choice.
+func namespaceNames(s *Snapshot, r callerRights) (out []string) {
 	s.within(r, "pods", "", func(ns string) {
 		if ns != "" {
 			out = append(out, ns)
@@ -229,7 +229,7 @@ func NamespaceNames(s *Snapshot, r Rights) (out []string) {
 }
 
 // podsOf calls f for each pod that the caller may see.
-func (s *Snapshot) podsOf(r Rights, namespace string, f func(*v1.Pod)) {
+func (s *Snapshot) podsOf(r callerRights, namespace string, f func(*v1.Pod)) {
 	s.within(r, "pods", namespace, func(ns string) {
 		for _, p := range s.Pods(ns) {
 			f(p)
@@ -239,7 +239,7 @@ func (s *Snapshot) podsOf(r Rights, namespace string, f func(*v1.Pod)) {
 
 // decisions are the journal's records about an object. Their facts name nodes
 // and other pods, so they take the right to list both, everywhere.
-func (s *Snapshot) decisions(r Rights, ref journal.Ref) []journal.Record {
+func (s *Snapshot) decisions(r callerRights, ref journal.Ref) []journal.Record {
 	if s.Records == nil || !r.List("nodes", "") || !r.List("pods", "") {
 		return nil
 	}

@@ -11,36 +11,36 @@ import (
 	"github.com/berth-dev/berth/internal/why"
 )
 
-// Node is the page of one node.
-type Node struct {
-	Row        NodeRow
+// nodePage is the page of one node.
+type nodePage struct {
+	Row        nodeLine
 	System     []journal.Fact
-	Conditions []Condition
+	Conditions []nodeCondition
 	Answer     *why.Answer
 	// Outlook is how the health controller sees the node and what follows.
 	Outlook    *journal.Record
-	Pods       Page[PodRow]
+	Pods       pageRows[podLine]
 	HasUsage   bool
 	Hidden     int // pods that the caller may not list
 	Thresholds []journal.Fact
 	// Devices are what the node offers beyond CPU, memory, storage and pods.
 	Devices []journal.Fact
-	Images  []Image
+	Images  []nodeImage
 	// ImageCount and ImageBytes are of all images.
 	ImageCount int
 	ImageBytes int64
-	Story      []Entry
+	Story      []storyEntry
 }
 
-// Condition is a condition of a node.
-type Condition struct {
+// nodeCondition is a condition of a node.
+type nodeCondition struct {
 	Type, Status, Reason, Message string
-	Level                         Level
+	Level                         severity
 	Since                         time.Time
 }
 
-// Image is an image on a node.
-type Image struct {
+// nodeImage is an image on a node.
+type nodeImage struct {
 	Name string
 	Size int64
 }
@@ -49,22 +49,22 @@ type Image struct {
 const maxImages = 50
 
 // NodeView is one node; ok is false where there is none that the caller may see.
-func NodeView(s *Snapshot, r Rights, name string, q Query, now time.Time) (v Node, ok bool) {
+func NodeView(s *Snapshot, r callerRights, name string, q Query, now time.Time) (v nodePage, ok bool) {
 	n := s.Node(name)
 	if n == nil || !r.List("nodes", "") {
 		return v, false
 	}
 	ref := journal.Ref{Kind: "Node", Name: name}
-	v = Node{Row: nodeRow(s, r, n), System: system(n), Answer: s.answer(ref), HasUsage: s.Usage != nil}
+	v = nodePage{Row: nodeRow(s, r, n), System: system(n), Answer: s.answer(ref), HasUsage: s.Usage != nil}
 	for _, c := range n.Status.Conditions {
 		level := Good
 		if (c.Type == v1.NodeReady) != (c.Status == v1.ConditionTrue) {
 			level = Bad
 		}
-		v.Conditions = append(v.Conditions, Condition{string(c.Type), string(c.Status), c.Reason, c.Message, level,
+		v.Conditions = append(v.Conditions, nodeCondition{string(c.Type), string(c.Status), c.Reason, c.Message, level,
 			c.LastTransitionTime.Time})
 	}
-	slices.SortStableFunc(v.Conditions, func(a, b Condition) int { return cmp.Compare(b2i(a.Level == Good), b2i(b.Level == Good)) })
+	slices.SortStableFunc(v.Conditions, func(a, b nodeCondition) int { return cmp.Compare(b2i(a.Level == Good), b2i(b.Level == Good)) })
 	if s.Outlook != nil {
 		if o, known := s.Outlook(name); known {
 			v.Outlook = &o
@@ -79,7 +79,7 @@ func NodeView(s *Snapshot, r Rights, name string, q Query, now time.Time) (v Nod
 			p.add(pod.Namespace+"/"+pod.Name, pod)
 		}
 	}
-	v.Pods = pageOf(&p, func(o *v1.Pod) PodRow { return podRow(s, r, o, now) })
+	v.Pods = pageOf(&p, func(o *v1.Pod) podLine { return podRow(s, r, o, now) })
 	if s.Thresholds != nil {
 		v.Thresholds = s.Thresholds(name)
 	}
@@ -90,7 +90,7 @@ func NodeView(s *Snapshot, r Rights, name string, q Query, now time.Time) (v Nod
 }
 
 // images lists the node's images, the largest first.
-func (v *Node) images(n *v1.Node) {
+func (v *nodePage) images(n *v1.Node) {
 	for _, i := range n.Status.Images {
 		v.ImageCount++
 		v.ImageBytes += i.SizeBytes
@@ -98,9 +98,9 @@ func (v *Node) images(n *v1.Node) {
 		if len(i.Names) > 0 {
 			name = i.Names[len(i.Names)-1] // a tag stands after the digests
 		}
-		v.Images = append(v.Images, Image{name, i.SizeBytes})
+		v.Images = append(v.Images, nodeImage{name, i.SizeBytes})
 	}
-	slices.SortFunc(v.Images, func(a, b Image) int { return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.Name, b.Name)) })
+	slices.SortFunc(v.Images, func(a, b nodeImage) int { return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.Name, b.Name)) })
 	v.Images = v.Images[:min(len(v.Images), maxImages)]
 }
 

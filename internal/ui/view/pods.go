@@ -12,10 +12,10 @@ import (
 	"github.com/berth-dev/berth/internal/why"
 )
 
-// PodRow is a line of a list of pods.
-type PodRow struct {
+// podLine is a line of a list of pods.
+type podLine struct {
 	Namespace, Name, Node string
-	State                 State
+	State                 stateWord
 	Ready, Of             int
 	Restarts              int32
 	Created               time.Time
@@ -23,18 +23,18 @@ type PodRow struct {
 	CPU, Memory int64
 }
 
-// PodList is the page of pods.
-type PodList struct {
+// podsPage is the page of pods.
+type podsPage struct {
 	Query      Query
 	Namespaces []string
-	Page       Page[PodRow]
+	Page       pageRows[podLine]
 	// Complete is false when there are too many namespaces to ask about.
 	Complete bool
 }
 
 // PodsView lists the pods that match, by namespace and name.
-func PodsView(s *Snapshot, r Rights, q Query, now time.Time) PodList {
-	l := PodList{Query: q, Namespaces: NamespaceNames(s, r)}
+func PodsView(s *Snapshot, r callerRights, q Query, now time.Time) podsPage {
+	l := podsPage{Query: q, Namespaces: namespaceNames(s, r)}
 	p := paged[*v1.Pod]{after: q.After}
 	l.Complete = s.within(r, "pods", q.Namespace, func(ns string) {
 		for _, o := range s.Pods(ns) {
@@ -43,12 +43,12 @@ func PodsView(s *Snapshot, r Rights, q Query, now time.Time) PodList {
 			}
 		}
 	})
-	l.Page = pageOf(&p, func(o *v1.Pod) PodRow { return podRow(s, r, o, now) })
+	l.Page = pageOf(&p, func(o *v1.Pod) podLine { return podRow(s, r, o, now) })
 	return l
 }
 
-func podRow(s *Snapshot, r Rights, p *v1.Pod, now time.Time) PodRow {
-	row := PodRow{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, State: podState(p, now), Restarts: restarts(p),
+func podRow(s *Snapshot, r callerRights, p *v1.Pod, now time.Time) podLine {
+	row := podLine{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, State: podState(p, now), Restarts: restarts(p),
 		Created: p.CreationTimestamp.Time, CPU: -1, Memory: -1}
 	row.Ready, row.Of = readyContainers(p)
 	if u, ok := s.PodUsage[p.Namespace+"/"+p.Name]; ok && may(r, "pods.metrics.k8s.io", p.Namespace) {
@@ -57,34 +57,34 @@ func podRow(s *Snapshot, r Rights, p *v1.Pod, now time.Time) PodRow {
 	return row
 }
 
-// Pod is the page of one pod.
-type Pod struct {
-	Row        PodRow
+// podPage is the page of one pod.
+type podPage struct {
+	Row        podLine
 	Owner      journal.Ref
 	IP         string
 	QoS        string
 	Answer     *why.Answer
-	Steps      []Step
+	Steps      []timelineStep
 	Length     time.Duration // of the timeline
-	Story      []Entry
-	Refused    []Refusal // for a pod that no node takes
-	Containers []Container
+	Story      []storyEntry
+	Refused    []refusalRow // for a pod that no node takes
+	Containers []podContainer
 	// Decided says whether decisions are shown; it takes rights of their own.
 	Decided bool
 }
 
-// Container is one of a pod's.
-type Container struct {
+// podContainer is one of a pod's.
+type podContainer struct {
 	Name, Image string
 	Init        bool
-	State       State
+	State       stateWord
 	Detail      string
 	Restarts    int32
 	CPU, Memory string // what it asks for and may use
 }
 
 // PodView is a pod's life; ok is false where there is none that the caller may see.
-func PodView(s *Snapshot, r Rights, namespace, name string, now time.Time) (v Pod, ok bool) {
+func PodView(s *Snapshot, r callerRights, namespace, name string, now time.Time) (v podPage, ok bool) {
 	if !may(r, "pods", namespace) {
 		return v, false
 	}
@@ -93,7 +93,8 @@ func PodView(s *Snapshot, r Rights, namespace, name string, now time.Time) (v Po
 		return v, false
 	}
 	ref := journal.Ref{Kind: "Pod", Namespace: namespace, Name: name}
-	v = Pod{Row: podRow(s, r, p, now), Owner: s.ownerOf(r, p), IP: p.Status.PodIP, QoS: string(p.Status.QOSClass), Answer: s.answer(ref),
+	v = podPage{Row: podRow(s, r, p, now), Owner: s.ownerOf(r, p), IP: p.Status.PodIP, QoS: string(p.Status.QOSClass),
+		Answer:  s.answer(ref),
 		Decided: r.List("nodes", "") && r.List("pods", "")}
 	events := s.events("Pod", namespace, name)
 	v.Steps, v.Length = timeline(p, events, now)
@@ -110,8 +111,8 @@ func PodView(s *Snapshot, r Rights, namespace, name string, now time.Time) (v Po
 	return v, true
 }
 
-func container(p *v1.Pod, c *v1.Container, statuses []v1.ContainerStatus, init bool) Container {
-	out := Container{Name: c.Name, Image: c.Image, Init: init, State: State{"Waiting", Idle}, CPU: asked(c, v1.ResourceCPU),
+func container(p *v1.Pod, c *v1.Container, statuses []v1.ContainerStatus, init bool) podContainer {
+	out := podContainer{Name: c.Name, Image: c.Image, Init: init, State: stateWord{"Waiting", Idle}, CPU: asked(c, v1.ResourceCPU),
 		Memory: asked(c, v1.ResourceMemory)}
 	i := slices.IndexFunc(statuses, func(s v1.ContainerStatus) bool { return s.Name == c.Name })
 	if i < 0 {
@@ -121,19 +122,19 @@ func container(p *v1.Pod, c *v1.Container, statuses []v1.ContainerStatus, init b
 	out.Restarts = s.RestartCount
 	switch {
 	case s.State.Running != nil:
-		out.State = State{"Running", Good}
+		out.State = stateWord{"Running", Good}
 		if !s.Ready && !init {
-			out.State = State{"Not Ready", Warn}
+			out.State = stateWord{"Not Ready", Warn}
 		}
 	case s.State.Terminated != nil:
 		t := s.State.Terminated
-		out.State = State{t.Reason, Idle}
+		out.State = stateWord{t.Reason, Idle}
 		out.Detail = fmt.Sprintf("exit code %d", t.ExitCode)
 		if t.ExitCode != 0 {
 			out.State.Level = Bad
 		}
 	case s.State.Waiting != nil && s.State.Waiting.Reason != "":
-		out.State = State{s.State.Waiting.Reason, Bad}
+		out.State = stateWord{s.State.Waiting.Reason, Bad}
 		if r := s.State.Waiting.Reason; r == "ContainerCreating" || r == "PodInitializing" {
 			out.State.Level = Idle
 		}
@@ -154,8 +155,8 @@ func asked(c *v1.Container, name v1.ResourceName) string {
 	return text(c.Resources.Requests) + " / " + text(c.Resources.Limits)
 }
 
-// Refusal is why some nodes do not take a pod.
-type Refusal struct {
+// refusalRow is why some nodes do not take a pod.
+type refusalRow struct {
 	Reason, Field string
 	Count         int
 	// Nodes are the first of them.
@@ -167,7 +168,7 @@ const shownNodes = 8
 
 // refusals judges each node for a pod, for the reasons that the fields of the two
 // can tell, the commonest first.
-func refusals(s *Snapshot, r Rights, p *v1.Pod) (out []Refusal) {
+func refusals(s *Snapshot, r callerRights, p *v1.Pod) (out []refusalRow) {
 	if !r.List("nodes", "") {
 		return nil
 	}
@@ -183,12 +184,12 @@ func refusals(s *Snapshot, r Rights, p *v1.Pod) (out []Refusal) {
 		if !known {
 			i = len(out)
 			at[reason] = i
-			out = append(out, Refusal{Reason: reason, Field: field})
+			out = append(out, refusalRow{Reason: reason, Field: field})
 		}
 		if out[i].Count++; len(out[i].Nodes) < shownNodes {
 			out[i].Nodes = append(out[i].Nodes, n.Name)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Refusal) int { return b.Count - a.Count })
+	slices.SortStableFunc(out, func(a, b refusalRow) int { return b.Count - a.Count })
 	return out[:min(len(out), PageSize)]
 }

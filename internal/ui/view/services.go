@@ -15,29 +15,29 @@ import (
 	"github.com/berth-dev/berth/internal/why"
 )
 
-// ServiceRow is a line of the list of Services.
-type ServiceRow struct {
+// serviceLine is a line of the list of Services.
+type serviceLine struct {
 	Namespace, Name, Type string
 	Addresses             []string
 	Ports                 []string
 	Ready, Of             int
-	State                 State
+	State                 stateWord
 	Created               time.Time
 }
 
-// ServiceList is the page of Services.
-type ServiceList struct {
+// servicesPage is the page of Services.
+type servicesPage struct {
 	Query      Query
 	Namespaces []string
-	Page       Page[ServiceRow]
+	Page       pageRows[serviceLine]
 	Complete   bool
 }
 
 const slicesResource = "endpointslices.discovery.k8s.io"
 
 // ServicesView lists the Services that match, by namespace and name.
-func ServicesView(s *Snapshot, r Rights, q Query, _ time.Time) ServiceList {
-	l := ServiceList{Query: q, Namespaces: NamespaceNames(s, r)}
+func ServicesView(s *Snapshot, r callerRights, q Query, _ time.Time) servicesPage {
+	l := servicesPage{Query: q, Namespaces: namespaceNames(s, r)}
 	p := paged[*v1.Service]{after: q.After}
 	l.Complete = s.within(r, "services", q.Namespace, func(ns string) {
 		for _, o := range s.Services(ns) {
@@ -50,12 +50,12 @@ func ServicesView(s *Snapshot, r Rights, q Query, _ time.Time) ServiceList {
 			p.add(o.Namespace+"/"+o.Name, o)
 		}
 	})
-	l.Page = pageOf(&p, func(o *v1.Service) ServiceRow { return serviceRow(s, r, o) })
+	l.Page = pageOf(&p, func(o *v1.Service) serviceLine { return serviceRow(s, r, o) })
 	return l
 }
 
-func serviceRow(s *Snapshot, r Rights, o *v1.Service) ServiceRow {
-	row := ServiceRow{Namespace: o.Namespace, Name: o.Name, Type: string(o.Spec.Type), Created: o.CreationTimestamp.Time}
+func serviceRow(s *Snapshot, r callerRights, o *v1.Service) serviceLine {
+	row := serviceLine{Namespace: o.Namespace, Name: o.Name, Type: string(o.Spec.Type), Created: o.CreationTimestamp.Time}
 	row.Addresses = append(row.Addresses, o.Spec.ClusterIPs...)
 	row.Addresses = append(row.Addresses, o.Spec.ExternalIPs...)
 	for _, in := range o.Status.LoadBalancer.Ingress {
@@ -72,7 +72,7 @@ func serviceRow(s *Snapshot, r Rights, o *v1.Service) ServiceRow {
 		row.Ports = append(row.Ports, text)
 	}
 	if !may(r, slicesResource, o.Namespace) {
-		row.State = State{"Endpoints not listed", Idle}
+		row.State = stateWord{"Endpoints not listed", Idle}
 		return row
 	}
 	for _, slice := range s.Slices(o.Namespace, o.Name) {
@@ -85,13 +85,13 @@ func serviceRow(s *Snapshot, r Rights, o *v1.Service) ServiceRow {
 	}
 	switch {
 	case o.Spec.Type == v1.ServiceTypeExternalName:
-		row.State = State{"External name", Idle}
+		row.State = stateWord{"External name", Idle}
 	case row.Ready > 0:
-		row.State = State{"Serving", Good}
+		row.State = stateWord{"Serving", Good}
 	case len(o.Spec.Selector) == 0 && row.Of == 0:
-		row.State = State{"No selector", Idle}
+		row.State = stateWord{"No selector", Idle}
 	default:
-		row.State = State{"No ready endpoint", Warn}
+		row.State = stateWord{"No ready endpoint", Warn}
 	}
 	return row
 }
@@ -101,30 +101,30 @@ func endpointReady(e *discoveryv1.Endpoint) bool {
 	return e.Conditions.Ready == nil || *e.Conditions.Ready
 }
 
-// Service is the page of one Service.
-type Service struct {
-	Row       ServiceRow
+// servicePage is the page of one Service.
+type servicePage struct {
+	Row       serviceLine
 	Facts     []journal.Fact
-	Ports     []Port
-	Endpoints Page[Endpoint]
+	Ports     []portRow
+	Endpoints pageRows[endpointRow]
 	Answer    *why.Answer
 	// Rules are what the proxy of the server's host programs.
 	Rules []string
-	Story []Entry
+	Story []storyEntry
 }
 
-// Port is a port of a Service and where it leads.
-type Port struct{ Name, Front, Target, NodePort string }
+// portRow is a port of a Service and where it leads.
+type portRow struct{ Name, Front, Target, NodePort string }
 
-// Endpoint is an address behind a Service.
-type Endpoint struct {
+// endpointRow is an address behind a Service.
+type endpointRow struct {
 	Address, Ports, Node, Zone string
 	Pod                        journal.Ref // empty where it is no pod that the caller may see
-	State                      State
+	State                      stateWord
 }
 
 // ServiceView is one Service; ok is false where there is none that the caller may see.
-func ServiceView(s *Snapshot, r Rights, namespace, name string, q Query, _ time.Time) (v Service, ok bool) {
+func ServiceView(s *Snapshot, r callerRights, namespace, name string, q Query, _ time.Time) (v servicePage, ok bool) {
 	if !may(r, "services", namespace) {
 		return v, false
 	}
@@ -133,9 +133,9 @@ func ServiceView(s *Snapshot, r Rights, namespace, name string, q Query, _ time.
 		return v, false
 	}
 	ref := journal.Ref{Kind: "Service", Namespace: namespace, Name: name}
-	v = Service{Row: serviceRow(s, r, o), Answer: s.answer(ref), Facts: serviceFacts(o)}
+	v = servicePage{Row: serviceRow(s, r, o), Answer: s.answer(ref), Facts: serviceFacts(o)}
 	for _, p := range o.Spec.Ports {
-		port := Port{Name: p.Name, Front: fmt.Sprintf("%d/%s", p.Port, p.Protocol), Target: p.TargetPort.String()}
+		port := portRow{Name: p.Name, Front: fmt.Sprintf("%d/%s", p.Port, p.Protocol), Target: p.TargetPort.String()}
 		if p.NodePort != 0 {
 			port.NodePort = strconv.Itoa(int(p.NodePort))
 		}
@@ -152,8 +152,8 @@ func ServiceView(s *Snapshot, r Rights, namespace, name string, q Query, _ time.
 }
 
 // endpoints are those of all slices, those that get traffic first.
-func endpoints(s *Snapshot, r Rights, namespace, name string, q Query) Page[Endpoint] {
-	p := paged[Endpoint]{after: q.After}
+func endpoints(s *Snapshot, r callerRights, namespace, name string, q Query) pageRows[endpointRow] {
+	p := paged[endpointRow]{after: q.After}
 	for _, slice := range s.Slices(namespace, name) {
 		var ports []string
 		for _, port := range slice.Ports {
@@ -163,7 +163,7 @@ func endpoints(s *Snapshot, r Rights, namespace, name string, q Query) Page[Endp
 		}
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
-			row := Endpoint{Address: strings.Join(e.Addresses, ", "), Ports: strings.Join(ports, ", "), State: endpointState(e)}
+			row := endpointRow{Address: strings.Join(e.Addresses, ", "), Ports: strings.Join(ports, ", "), State: endpointState(e)}
 			if e.NodeName != nil {
 				row.Node = *e.NodeName
 			}
@@ -176,20 +176,20 @@ func endpoints(s *Snapshot, r Rights, namespace, name string, q Query) Page[Endp
 			p.add(fmt.Sprintf("%d/%s/%s", b2i(row.State.Level != Good), row.Address, slice.Name), row)
 		}
 	}
-	return pageOf(&p, func(e Endpoint) Endpoint { return e })
+	return pageOf(&p, func(e endpointRow) endpointRow { return e })
 }
 
-func endpointState(e *discoveryv1.Endpoint) State {
+func endpointState(e *discoveryv1.Endpoint) stateWord {
 	serving, ending := e.Conditions.Serving, e.Conditions.Terminating
 	switch {
 	case ending != nil && *ending && serving != nil && *serving:
-		return State{"Terminating, serving", Warn}
+		return stateWord{"Terminating, serving", Warn}
 	case ending != nil && *ending:
-		return State{"Terminating", Idle}
+		return stateWord{"Terminating", Idle}
 	case endpointReady(e):
-		return State{"Ready", Good}
+		return stateWord{"Ready", Good}
 	}
-	return State{"Not Ready", Bad}
+	return stateWord{"Not Ready", Bad}
 }
 
 // serviceFacts are the fields that decide where a packet goes.

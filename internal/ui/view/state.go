@@ -7,21 +7,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Level is how bad a state is; it is the name of its colour class.
-type Level string
+// severity is how bad a state is; it is the name of its colour class.
+type severity string
 
 // The levels.
 const (
-	Good Level = "good"
-	Warn Level = "warn"
-	Bad  Level = "bad"
-	Idle Level = "idle"
+	Good severity = "good"
+	Warn severity = "warn"
+	Bad  severity = "bad"
+	Idle severity = "idle"
 )
 
-// State is a word and how bad it is.
-type State struct {
+// stateWord is a word and how bad it is.
+type stateWord struct {
 	Word  string
-	Level Level
+	Level severity
 }
 
 // settle is how long something may take before it counts as wrong.
@@ -58,32 +58,32 @@ func podCondition(p *v1.Pod, t v1.PodConditionType) *v1.PodCondition {
 }
 
 // nodeState is a node's state in the words of kubectl.
-func nodeState(n *v1.Node) State {
+func nodeState(n *v1.Node) stateWord {
 	ready := condition(n, v1.NodeReady)
 	switch {
 	case ready == nil:
-		return State{"No status", Bad}
+		return stateWord{"No status", Bad}
 	case ready.Status == v1.ConditionUnknown:
-		return State{"Unknown", Bad}
+		return stateWord{"Unknown", Bad}
 	case ready.Status != v1.ConditionTrue:
-		return State{"Not Ready", Bad}
+		return stateWord{"Not Ready", Bad}
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type != v1.NodeReady && c.Status == v1.ConditionTrue {
-			return State{string(c.Type), Warn}
+			return stateWord{string(c.Type), Warn}
 		}
 	}
 	if n.Spec.Unschedulable {
-		return State{"Cordoned", Idle}
+		return stateWord{"Cordoned", Idle}
 	}
-	return State{"Ready", Good}
+	return stateWord{"Ready", Good}
 }
 
 func nodeWrong(n *v1.Node) bool { l := nodeState(n).Level; return l == Bad || l == Warn }
 
 // podState is a pod's state as kubectl's STATUS column has it, for the reasons
 // that matter.
-func podState(p *v1.Pod, now time.Time) State {
+func podState(p *v1.Pod, now time.Time) stateWord {
 	word := string(p.Status.Phase)
 	if p.Status.Reason != "" {
 		word = p.Status.Reason
@@ -103,30 +103,30 @@ func podState(p *v1.Pod, now time.Time) State {
 	switch {
 	case p.DeletionTimestamp != nil:
 		if now.Sub(p.DeletionTimestamp.Time) > settle {
-			return State{"Terminating", Bad}
+			return stateWord{"Terminating", Bad}
 		}
-		return State{"Terminating", Idle}
+		return stateWord{"Terminating", Idle}
 	case p.Status.Phase == v1.PodSucceeded:
-		return State{"Completed", Idle}
+		return stateWord{"Completed", Idle}
 	case p.Status.Phase == v1.PodFailed:
-		return State{word, Bad}
+		return stateWord{word, Bad}
 	case waiting != "":
-		return State{waiting, Bad}
+		return stateWord{waiting, Bad}
 	case failed:
-		return State{word, Bad}
+		return stateWord{word, Bad}
 	case p.Status.Phase == v1.PodRunning:
 		if c := podCondition(p, v1.PodReady); c != nil && c.Status != v1.ConditionTrue {
 			if now.Sub(c.LastTransitionTime.Time) > settle {
-				return State{"Not Ready", Warn}
+				return stateWord{"Not Ready", Warn}
 			}
-			return State{"Running", Idle}
+			return stateWord{"Running", Idle}
 		}
-		return State{"Running", Good}
+		return stateWord{"Running", Good}
 	}
 	if now.Sub(p.CreationTimestamp.Time) > settle {
-		return State{"Pending", Warn}
+		return stateWord{"Pending", Warn}
 	}
-	return State{"Pending", Idle}
+	return stateWord{"Pending", Idle}
 }
 
 // podWrong says whether a pod belongs to what is wrong now. A failed pod that an

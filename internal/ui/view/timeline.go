@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Step is one thing that happened in a pod's start, and how long it took.
-type Step struct {
+// timelineStep is one thing that happened in a pod's start, and how long it took.
+type timelineStep struct {
 	Name string
 	// From and To bound it; To is zero for a step that is not over.
 	From, To time.Time
@@ -30,11 +30,11 @@ var pullTook = regexp.MustCompile(` in ([0-9.]+(?:ns|µs|ms|s|m|h)[0-9a-zµ.]*)`
 // timeline are the steps from creation to readiness, in their order, and how long
 // all of them took. Times of the API have whole seconds; what an event tells is
 // more exact.
-func timeline(p *v1.Pod, events []*v1.Event, now time.Time) (steps []Step, length time.Duration) {
+func timeline(p *v1.Pod, events []*v1.Event, now time.Time) (steps []timelineStep, length time.Duration) {
 	created := p.CreationTimestamp.Time
 	last := created
 	next := func(name string, c *v1.PodCondition, detail string) bool {
-		s := Step{Name: name, From: last, Detail: detail}
+		s := timelineStep{Name: name, From: last, Detail: detail}
 		if c == nil || c.Status != v1.ConditionTrue {
 			s.Open = true
 			steps = append(steps, s)
@@ -98,7 +98,7 @@ func started(p *v1.Pod) bool {
 }
 
 // place sets where a step's bar is.
-func place(s *Step, from, end time.Time) {
+func place(s *timelineStep, from, end time.Time) {
 	whole := end.Sub(from)
 	if whole <= 0 {
 		s.Width = 100
@@ -115,7 +115,7 @@ func place(s *Step, from, end time.Time) {
 }
 
 // containerSteps are pull and start of each container, init containers first.
-func containerSteps(p *v1.Pod, events []*v1.Event, sandbox time.Time) (out []Step) {
+func containerSteps(p *v1.Pod, events []*v1.Event, sandbox time.Time) (out []timelineStep) {
 	add := func(spec []v1.Container, list []v1.ContainerStatus, init bool) {
 		for i := range list {
 			s := &list[i]
@@ -126,7 +126,8 @@ func containerSteps(p *v1.Pod, events []*v1.Event, sandbox time.Time) (out []Ste
 				}
 			}
 			if at, took, ok := pulled(events, image, s.Name); ok && at.Before(now(s)) {
-				out = append(out, Step{Name: "image of " + s.Name, From: latest(sandbox, at.Add(-took)), To: at, Took: took, Detail: image})
+				out = append(out, timelineStep{Name: "image of " + s.Name, From: latest(sandbox, at.Add(-took)), To: at, Took: took,
+					Detail: image})
 			}
 			name, from := "start "+s.Name, sandbox
 			if n := len(out); n > 0 {
@@ -135,17 +136,17 @@ func containerSteps(p *v1.Pod, events []*v1.Event, sandbox time.Time) (out []Ste
 			switch {
 			case s.State.Running != nil:
 				at := latest(from, s.State.Running.StartedAt.Time)
-				out = append(out, Step{Name: name, From: from, To: at, Took: at.Sub(from)})
+				out = append(out, timelineStep{Name: name, From: from, To: at, Took: at.Sub(from)})
 			case s.State.Terminated != nil && init:
 				t := s.State.Terminated
-				out = append(out, Step{Name: "init " + s.Name, From: t.StartedAt.Time, To: t.FinishedAt.Time,
+				out = append(out, timelineStep{Name: "init " + s.Name, From: t.StartedAt.Time, To: t.FinishedAt.Time,
 					Took: t.FinishedAt.Sub(t.StartedAt.Time), Detail: t.Reason})
 			case s.State.Terminated != nil:
 				t := s.State.Terminated
-				out = append(out, Step{Name: "run " + s.Name, From: t.StartedAt.Time, To: t.FinishedAt.Time,
+				out = append(out, timelineStep{Name: "run " + s.Name, From: t.StartedAt.Time, To: t.FinishedAt.Time,
 					Took: t.FinishedAt.Sub(t.StartedAt.Time), Detail: t.Reason})
 			case s.State.Waiting != nil:
-				out = append(out, Step{Name: name, From: from, Open: true, Detail: s.State.Waiting.Reason})
+				out = append(out, timelineStep{Name: name, From: from, Open: true, Detail: s.State.Waiting.Reason})
 			}
 		}
 	}
@@ -194,13 +195,13 @@ func eventTime(e *v1.Event) time.Time {
 	return at
 }
 
-// Entry is an event or a decision.
-type Entry struct {
+// storyEntry is an event or a decision.
+type storyEntry struct {
 	At time.Time
 	// Source is "event" or "decision", By who tells.
 	Source, By string
 	What       string
-	Level      Level
+	Level      severity
 	Because    []journal.Fact
 	Count      int32
 }
@@ -209,9 +210,9 @@ type Entry struct {
 const maxStory = 200
 
 // story joins events and decisions, the newest first.
-func story(events []*v1.Event, records []journal.Record) (out []Entry) {
+func story(events []*v1.Event, records []journal.Record) (out []storyEntry) {
 	for _, e := range events {
-		entry := Entry{At: eventTime(e), Source: "event", By: e.Source.Component, What: e.Reason + ": " + e.Message, Level: Idle,
+		entry := storyEntry{At: eventTime(e), Source: "event", By: e.Source.Component, What: e.Reason + ": " + e.Message, Level: Idle,
 			Count: max(e.Count, 1)}
 		if entry.By == "" {
 			entry.By = e.ReportingController
@@ -222,8 +223,9 @@ func story(events []*v1.Event, records []journal.Record) (out []Entry) {
 		out = append(out, entry)
 	}
 	for _, r := range records {
-		out = append(out, Entry{At: r.Time, Source: "decision", By: r.Part, What: r.Decision, Level: Idle, Because: r.Because, Count: 1})
+		out = append(out, storyEntry{At: r.Time, Source: "decision", By: r.Part, What: r.Decision, Level: Idle, Because: r.Because,
+			Count: 1})
 	}
-	slices.SortStableFunc(out, func(a, b Entry) int { return cmp.Compare(b.At.UnixNano(), a.At.UnixNano()) })
+	slices.SortStableFunc(out, func(a, b storyEntry) int { return cmp.Compare(b.At.UnixNano(), a.At.UnixNano()) })
 	return out[:min(len(out), maxStory)]
 }

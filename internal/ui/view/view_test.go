@@ -185,7 +185,8 @@ func TestWhyPending(t *testing.T) {
 	big.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse("8")}
 	tainted := node("c", v1.ConditionTrue)
 	tainted.Spec.Taints = []v1.Taint{{Key: "gpu", Effect: v1.TaintEffectNoSchedule}}
-	s := &Snapshot{Objects: &stock{nodes: []*v1.Node{node("b", v1.ConditionTrue), tainted, node("a", v1.ConditionTrue)}, pods: []*v1.Pod{big}}}
+	s := &Snapshot{Objects: &stock{nodes: []*v1.Node{node("b", v1.ConditionTrue), tainted, node("a", v1.ConditionTrue)},
+		pods: []*v1.Pod{big}}}
 	v, ok := PodView(s, can{"*": true}, "shop", "big", start)
 	if !ok || len(v.Refused) != 2 || v.Refused[0].Count != 2 || !slices.Equal(v.Refused[0].Nodes, []string{"a", "b"}) ||
 		v.Refused[1].Reason != "taint gpu:NoSchedule is not tolerated" {

@@ -18,28 +18,28 @@ import (
 // Kinds are the kinds of workloads that have a page.
 var Kinds = []string{"Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob"}
 
-// WorkloadRow is a line of the list of workloads.
-type WorkloadRow struct {
+// workloadLine is a line of the list of workloads.
+type workloadLine struct {
 	Object      journal.Ref
-	State       State
+	State       stateWord
 	Ready, Want int32
 	Images      []string
 	Created     time.Time
 }
 
-// WorkloadList is the page of workloads.
-type WorkloadList struct {
+// workloadsPage is the page of workloads.
+type workloadsPage struct {
 	Query      Query
 	Kinds      []string
 	Namespaces []string
-	Page       Page[WorkloadRow]
+	Page       pageRows[workloadLine]
 	Complete   bool
 }
 
 // WorkloadsView lists the workloads that match, by namespace, name and kind.
-func WorkloadsView(s *Snapshot, r Rights, q Query, _ time.Time) WorkloadList {
-	l := WorkloadList{Query: q, Kinds: Kinds, Namespaces: NamespaceNames(s, r), Complete: true}
-	p := paged[WorkloadRow]{after: q.After}
+func WorkloadsView(s *Snapshot, r callerRights, q Query, _ time.Time) workloadsPage {
+	l := workloadsPage{Query: q, Kinds: Kinds, Namespaces: namespaceNames(s, r), Complete: true}
+	p := paged[workloadLine]{after: q.After}
 	for _, kind := range Kinds {
 		if q.Kind != "" && q.Kind != kind {
 			continue
@@ -57,19 +57,19 @@ func WorkloadsView(s *Snapshot, r Rights, q Query, _ time.Time) WorkloadList {
 			}
 		}) && l.Complete
 	}
-	l.Page = pageOf(&p, func(r WorkloadRow) WorkloadRow { return r })
+	l.Page = pageOf(&p, func(r workloadLine) workloadLine { return r })
 	return l
 }
 
-func workloadRow(kind string, o metav1.Object) WorkloadRow {
-	row := WorkloadRow{Object: journal.Ref{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()},
+func workloadRow(kind string, o metav1.Object) workloadLine {
+	row := workloadLine{Object: journal.Ref{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()},
 		Created: o.GetCreationTimestamp().Time}
 	var template *v1.PodSpec
 	switch o := o.(type) {
 	case *appsv1.Deployment:
 		row.Ready, row.Want, template = o.Status.ReadyReplicas, replicas(o.Spec.Replicas), &o.Spec.Template.Spec
 		if o.Spec.Paused {
-			row.State = State{"Paused", Idle}
+			row.State = stateWord{"Paused", Idle}
 		}
 	case *appsv1.StatefulSet:
 		row.Ready, row.Want, template = o.Status.ReadyReplicas, replicas(o.Spec.Replicas), &o.Spec.Template.Spec
@@ -80,9 +80,9 @@ func workloadRow(kind string, o metav1.Object) WorkloadRow {
 		row.State = jobState(o)
 	case *batchv1.CronJob:
 		row.Ready, row.Want, template = int32(len(o.Status.Active)), int32(len(o.Status.Active)), &o.Spec.JobTemplate.Spec.Template.Spec
-		row.State = State{o.Spec.Schedule, Good}
+		row.State = stateWord{o.Spec.Schedule, Good}
 		if o.Spec.Suspend != nil && *o.Spec.Suspend {
-			row.State = State{"Suspended", Idle}
+			row.State = stateWord{"Suspended", Idle}
 		}
 	}
 	if template != nil {
@@ -96,32 +96,32 @@ func workloadRow(kind string, o metav1.Object) WorkloadRow {
 	word, _ := stuck(o)
 	switch {
 	case word != "":
-		row.State = State{word, Bad}
+		row.State = stateWord{word, Bad}
 	case row.Want == 0:
-		row.State = State{"Scaled to 0", Idle}
+		row.State = stateWord{"Scaled to 0", Idle}
 	case row.Ready < row.Want:
-		row.State = State{"Not Ready", Warn}
+		row.State = stateWord{"Not Ready", Warn}
 	default:
-		row.State = State{"Ready", Good}
+		row.State = stateWord{"Ready", Good}
 	}
 	return row
 }
 
-func jobState(j *batchv1.Job) State {
+func jobState(j *batchv1.Job) stateWord {
 	for _, c := range j.Status.Conditions {
 		if c.Status != v1.ConditionTrue {
 			continue
 		}
 		switch c.Type {
 		case batchv1.JobComplete:
-			return State{"Complete", Idle}
+			return stateWord{"Complete", Idle}
 		case batchv1.JobFailed:
-			return State{"Failed", Bad}
+			return stateWord{"Failed", Bad}
 		case batchv1.JobSuspended:
-			return State{"Suspended", Idle}
+			return stateWord{"Suspended", Idle}
 		}
 	}
-	return State{"Running", Good}
+	return stateWord{"Running", Good}
 }
 
 func replicas(n *int32) int32 {
@@ -131,19 +131,19 @@ func replicas(n *int32) int32 {
 	return *n
 }
 
-// Workload is the page of one workload.
-type Workload struct {
-	Row       WorkloadRow
+// workloadPage is the page of one workload.
+type workloadPage struct {
+	Row       workloadLine
 	Answer    *why.Answer
 	Facts     []journal.Fact
-	Revisions []Revision
-	Pods      Page[PodRow]
+	Revisions []revisionRow
+	Pods      pageRows[podLine]
 	HasUsage  bool
-	Story     []Entry
+	Story     []storyEntry
 }
 
-// Revision is a ReplicaSet of a Deployment or a Job of a CronJob.
-type Revision struct {
+// revisionRow is a ReplicaSet of a Deployment or a Job of a CronJob.
+type revisionRow struct {
 	Name, Number string
 	Ready, Want  int32
 	Images       []string
@@ -151,7 +151,7 @@ type Revision struct {
 }
 
 // WorkloadView is one workload; ok is false where there is none that the caller may see.
-func WorkloadView(s *Snapshot, r Rights, ref journal.Ref, q Query, now time.Time) (v Workload, ok bool) {
+func WorkloadView(s *Snapshot, r callerRights, ref journal.Ref, q Query, now time.Time) (v workloadPage, ok bool) {
 	if !slices.Contains(Kinds, ref.Kind) || !may(r, resources[ref.Kind], ref.Namespace) {
 		return v, false
 	}
@@ -159,7 +159,7 @@ func WorkloadView(s *Snapshot, r Rights, ref journal.Ref, q Query, now time.Time
 	if o == nil {
 		return v, false
 	}
-	v = Workload{Row: workloadRow(ref.Kind, o), Answer: s.answer(ref), Facts: workloadFacts(o), HasUsage: s.PodUsage != nil}
+	v = workloadPage{Row: workloadRow(ref.Kind, o), Answer: s.answer(ref), Facts: workloadFacts(o), HasUsage: s.PodUsage != nil}
 	owners := map[string]bool{string(o.GetUID()): true}
 	for _, kind := range []string{"ReplicaSet", "Job"} {
 		if kind == ref.Kind || !may(r, resources[kind], ref.Namespace) {
@@ -172,7 +172,7 @@ func WorkloadView(s *Snapshot, r Rights, ref journal.Ref, q Query, now time.Time
 			}
 		}
 	}
-	slices.SortFunc(v.Revisions, func(a, b Revision) int {
+	slices.SortFunc(v.Revisions, func(a, b revisionRow) int {
 		return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.Name, b.Name))
 	})
 	v.Revisions = v.Revisions[:min(len(v.Revisions), 10)]
@@ -183,13 +183,13 @@ func WorkloadView(s *Snapshot, r Rights, ref journal.Ref, q Query, now time.Time
 			p.add(pod.Namespace+"/"+pod.Name, pod)
 		}
 	})
-	v.Pods = pageOf(&p, func(o *v1.Pod) PodRow { return podRow(s, r, o, now) })
+	v.Pods = pageOf(&p, func(o *v1.Pod) podLine { return podRow(s, r, o, now) })
 	v.Story = story(s.events(ref.Kind, ref.Namespace, ref.Name), s.decisions(r, ref))
 	return v, true
 }
 
-func revision(o metav1.Object) Revision {
-	out := Revision{Name: o.GetName(), Number: o.GetAnnotations()["deployment.kubernetes.io/revision"],
+func revision(o metav1.Object) revisionRow {
+	out := revisionRow{Name: o.GetName(), Number: o.GetAnnotations()["deployment.kubernetes.io/revision"],
 		Created: o.GetCreationTimestamp().Time}
 	switch o := o.(type) {
 	case *appsv1.ReplicaSet:

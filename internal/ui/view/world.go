@@ -16,9 +16,9 @@ import (
 // what is wrong; beyond it the scheduler's own words tell.
 const maxNodes = 200
 
-// Explain is berth why from memory alone: it costs no request, and sees only
+// explainRef is berth why from memory alone: it costs no request, and sees only
 // what the caller may list.
-func Explain(s *Snapshot, r Rights, ref journal.Ref, now time.Time) why.Answer {
+func explainRef(s *Snapshot, r callerRights, ref journal.Ref, now time.Time) why.Answer {
 	w := &why.World{Now: now, Subject: ref, Done: map[why.Read]string{}, Absent: map[why.Read]bool{}, Logs: map[string]string{}}
 	for range why.Rounds {
 		next := why.Next(w)
@@ -34,7 +34,7 @@ func Explain(s *Snapshot, r Rights, ref journal.Ref, now time.Time) why.Answer {
 
 // read answers one read of berth why. What is not in memory counts as read and
 // empty: it makes an answer less exact, not wrong.
-func (s *Snapshot) read(w *why.World, r Rights, read why.Read) {
+func (s *Snapshot) read(w *why.World, r callerRights, read why.Read) {
 	w.Done[read] = ""
 	if read.Container != "" {
 		return

@@ -18,10 +18,10 @@ import (
 // maxWrong bounds the rows of what is wrong, each of which is explained.
 const maxWrong = 20
 
-// Problem is one row of what is wrong now. Pods of one owner are one row.
-type Problem struct {
+// problem is one row of what is wrong now. Pods of one owner are one row.
+type problem struct {
 	Object journal.Ref
-	State  State
+	State  stateWord
 	Code   string
 	Cause  string
 	Remedy string
@@ -37,11 +37,11 @@ type trouble struct {
 	rank         int // the lower, the more it concerns
 	since        time.Time
 	count        int
-	state        State
+	state        stateWord
 }
 
 // wrong is what is not well now, worst first, and how much of it there is.
-func wrong(s *Snapshot, r Rights, now time.Time) (out []Problem, total int) {
+func wrong(s *Snapshot, r callerRights, now time.Time) (out []problem, total int) {
 	found := slices.Concat(wrongParts(s, r, now), wrongNodes(s, r), wrongPods(s, r, now))
 	found = append(found, wrongWorkloads(s, r, found)...)
 	if r.List("namespaces", "") {
@@ -49,7 +49,7 @@ func wrong(s *Snapshot, r Rights, now time.Time) (out []Problem, total int) {
 			if n.DeletionTimestamp != nil && now.Sub(n.DeletionTimestamp.Time) > settle {
 				ref := journal.Ref{Kind: "Namespace", Name: n.Name}
 				found = append(found, trouble{shown: ref, asked: ref, rank: 4, since: n.DeletionTimestamp.Time,
-					state: State{"Terminating", Bad}})
+					state: stateWord{"Terminating", Bad}})
 			}
 		}
 	}
@@ -65,14 +65,14 @@ func wrong(s *Snapshot, r Rights, now time.Time) (out []Problem, total int) {
 }
 
 // explained asks why for a row.
-func explained(s *Snapshot, r Rights, t trouble, now time.Time) Problem {
-	p := Problem{Object: t.shown, State: t.state, Since: t.since, Count: t.count}
+func explained(s *Snapshot, r callerRights, t trouble, now time.Time) problem {
+	p := problem{Object: t.shown, State: t.state, Since: t.since, Count: t.count}
 	if t.asked.Kind == partKind {
 		p.Cause = t.state.Word
 		p.State.Word = "Failing"
 		return p
 	}
-	a := Explain(s, r, t.asked, now)
+	a := explainRef(s, r, t.asked, now)
 	p.Code, p.Cause = a.Code, a.Cause
 	if len(a.Remedies) > 0 {
 		p.Remedy = a.Remedies[0]
@@ -91,14 +91,14 @@ const partKind = "Part"
 const certificateNotice = 48 * time.Hour
 
 // wrongParts are parts of this server that fail, and certificates that end soon.
-func wrongParts(s *Snapshot, r Rights, now time.Time) (out []trouble) {
+func wrongParts(s *Snapshot, r callerRights, now time.Time) (out []trouble) {
 	if !maySeeParts(r) {
 		return nil
 	}
 	for _, p := range s.Parts {
 		if p.Fault != "" && (p.Since.IsZero() || now.Sub(p.Since) < 10*time.Minute) {
 			ref := journal.Ref{Kind: partKind, Name: p.Name}
-			out = append(out, trouble{shown: ref, asked: ref, since: p.Since, state: State{p.Fault, Bad}})
+			out = append(out, trouble{shown: ref, asked: ref, since: p.Since, state: stateWord{p.Fault, Bad}})
 		}
 	}
 	for _, c := range s.Certificates {
@@ -108,13 +108,13 @@ func wrongParts(s *Snapshot, r Rights, now time.Time) (out []trouble) {
 			if left < 0 {
 				word = "it has expired"
 			}
-			out = append(out, trouble{shown: ref, asked: ref, since: c.Renewal, state: State{word, Bad}})
+			out = append(out, trouble{shown: ref, asked: ref, since: c.Renewal, state: stateWord{word, Bad}})
 		}
 	}
 	return out
 }
 
-func wrongNodes(s *Snapshot, r Rights) (out []trouble) {
+func wrongNodes(s *Snapshot, r callerRights) (out []trouble) {
 	if !r.List("nodes", "") {
 		return nil
 	}
@@ -135,7 +135,7 @@ func wrongNodes(s *Snapshot, r Rights) (out []trouble) {
 }
 
 // wrongPods are pods that are not well, those of one owner as one.
-func wrongPods(s *Snapshot, r Rights, now time.Time) []trouble {
+func wrongPods(s *Snapshot, r callerRights, now time.Time) []trouble {
 	var order []journal.Ref
 	groups := map[journal.Ref]*trouble{}
 	s.podsOf(r, "", func(p *v1.Pod) {
@@ -180,7 +180,7 @@ func wrongSince(p *v1.Pod) time.Time {
 }
 
 // ownerOf is the topmost owner of a pod that the caller may list, else the pod.
-func (s *Snapshot) ownerOf(r Rights, p *v1.Pod) journal.Ref {
+func (s *Snapshot) ownerOf(r callerRights, p *v1.Pod) journal.Ref {
 	ref := journal.Ref{Kind: "Pod", Namespace: p.Namespace, Name: p.Name}
 	for o := metav1.Object(p); ; {
 		c := metav1.GetControllerOf(o)
@@ -202,7 +202,7 @@ func (s *Snapshot) ownerOf(r Rights, p *v1.Pod) journal.Ref {
 
 // wrongWorkloads are workloads that want more than they have though none of
 // their pods tells why.
-func wrongWorkloads(s *Snapshot, r Rights, told []trouble) (out []trouble) {
+func wrongWorkloads(s *Snapshot, r callerRights, told []trouble) (out []trouble) {
 	seen := map[journal.Ref]bool{}
 	for _, t := range told {
 		seen[t.shown] = true
@@ -212,7 +212,7 @@ func wrongWorkloads(s *Snapshot, r Rights, told []trouble) (out []trouble) {
 			for _, o := range s.Workloads(kind, ns) {
 				ref := journal.Ref{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 				if word, since := stuck(o); word != "" && !seen[ref] {
-					out = append(out, trouble{shown: ref, asked: ref, rank: 3, since: since, state: State{word, Bad}})
+					out = append(out, trouble{shown: ref, asked: ref, rank: 3, since: since, state: stateWord{word, Bad}})
 				}
 			}
 		})
@@ -250,4 +250,4 @@ func stuck(o metav1.Object) (word string, since time.Time) {
 
 // maySeeParts: the parts of this server and its certificates concern those who
 // may read its metrics.
-func maySeeParts(r Rights) bool { return r.Path("/metrics") }
+func maySeeParts(r callerRights) bool { return r.Path("/metrics") }

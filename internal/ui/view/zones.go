@@ -10,19 +10,19 @@ import (
 	"github.com/berth-dev/berth/internal/journal"
 )
 
-// Zones is the page of zones: how fast nodes may be evicted, and who is next.
-type Zones struct {
+// zonesPage is the page of zones: how fast nodes may be evicted, and who is next.
+type zonesPage struct {
 	// Known is false where no health controller runs in this server.
 	Known bool
 	Zones []Zone
 	// Waiting are nodes that are not Ready or late, each with what follows.
-	Waiting Page[Forecast]
+	Waiting pageRows[nodeForecast]
 }
 
-// Forecast is a node and what the health controller will do with it.
-type Forecast struct {
+// nodeForecast is a node and what the health controller will do with it.
+type nodeForecast struct {
 	Node, Zone string
-	State      State
+	State      stateWord
 	Heartbeat  time.Time
 	Outlook    *journal.Record
 	// Pods are those on it; eviction deletes those that do not tolerate its taint.
@@ -30,11 +30,11 @@ type Forecast struct {
 }
 
 // ZonesView is the page of zones; ok is false for those who may not list nodes.
-func ZonesView(s *Snapshot, r Rights, q Query, _ time.Time) (v Zones, ok bool) {
+func ZonesView(s *Snapshot, r callerRights, q Query, _ time.Time) (v zonesPage, ok bool) {
 	if !r.List("nodes", "") {
 		return v, false
 	}
-	v = Zones{Known: s.Outlook != nil, Zones: slices.Clone(s.Zones)}
+	v = zonesPage{Known: s.Outlook != nil, Zones: slices.Clone(s.Zones)}
 	slices.SortFunc(v.Zones, func(a, b Zone) int { return cmp.Compare(a.Name, b.Name) })
 	p := paged[*v1.Node]{after: q.After}
 	for _, n := range s.Nodes() {
@@ -42,8 +42,8 @@ func ZonesView(s *Snapshot, r Rights, q Query, _ time.Time) (v Zones, ok bool) {
 			p.add(zoneOf(n)+"/"+n.Name, n)
 		}
 	}
-	v.Waiting = pageOf(&p, func(n *v1.Node) Forecast {
-		f := Forecast{Node: n.Name, Zone: zoneOf(n), State: nodeState(n), Heartbeat: s.heartbeat(n), Pods: len(s.PodsOn(n.Name))}
+	v.Waiting = pageOf(&p, func(n *v1.Node) nodeForecast {
+		f := nodeForecast{Node: n.Name, Zone: zoneOf(n), State: nodeState(n), Heartbeat: s.heartbeat(n), Pods: len(s.PodsOn(n.Name))}
 		if s.Outlook != nil {
 			if o, known := s.Outlook(n.Name); known {
 				f.Outlook = &o

@@ -94,7 +94,8 @@ func TestBigCluster(t *testing.T) {
 				paint := eval[float64](b, `performance.getEntriesByName("first-contentful-paint")[0].startTime`)
 				server := eval[float64](b, `performance.getEntriesByType("navigation")[0].responseStart`)
 				heap := call(b, cdpruntime.GetHeapUsage, cdp.Empty{})
-				t.Logf("%5d nodes, %6d pods, /ui/%-16s first content %4.0f ms (server %4.0f ms), heap %.1f MiB, tab %s", size.nodes, size.pods,
+				t.Logf("%5d nodes, %6d pods, /ui/%-16s first content %4.0f ms (server %4.0f ms), heap %.1f MiB, tab %s", size.nodes,
+					size.pods,
 					path, paint, server, heap.UsedSize/(1<<20), b.tabMemory())
 			}
 			b.open("")

@@ -52,7 +52,8 @@ func TestKeyboard(t *testing.T) {
 	b := browse(t, s.as(t, "ada", "system:masters"))
 	b.open("")
 	focus := func() string {
-		return eval[string](b, `document.activeElement.textContent.trim() || document.activeElement.name || document.activeElement.nodeName`)
+		return eval[string](b,
+			`document.activeElement.textContent.trim() || document.activeElement.name || document.activeElement.nodeName`)
 	}
 	var walk []string
 	for range 40 {
@@ -60,7 +61,8 @@ func TestKeyboard(t *testing.T) {
 		walk = append(walk, focus())
 	}
 	told := strings.Join(walk, ", ")
-	for _, want := range []string{"Skip to the content", "berth", "Cluster", "Workloads", "Zones", "shop/cart", "eu/b 3/4", "q", "Filter", "a-1"} {
+	for _, want := range []string{"Skip to the content", "berth", "Cluster", "Workloads", "Zones", "shop/cart", "eu/b 3/4", "q", "Filter",
+		"a-1"} {
 		if !strings.Contains(told, want) {
 			t.Errorf("Tab does not reach %q: %s", want, told)
 		}

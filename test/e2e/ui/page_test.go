@@ -46,7 +46,7 @@ func TestStatusPage(t *testing.T) {
 	node := strings.TrimPrefix(strings.TrimSpace(c.Kubectl("get", "nodes", "-o", "name")), "node/")
 	rc, err := clientcmd.BuildConfigFromFlags("", filepath.Join(c.Dir, "admin.kubeconfig"))
 	kit.Must(t, err)
-	c.Kubectl("create", "deployment", "told", "--image=berth.dev/toolbox:1")
+	c.Kubectl("create", "deployment", "told", "--image=berth.dev/toolbox:1", "--replicas=0") // the cost is that of an idle cluster
 	c.Kubectl("create", "serviceaccount", "few")
 	token := strings.TrimSpace(c.Kubectl("create", "token", "few"))
 
@@ -115,9 +115,7 @@ func throughKubectl(t *testing.T, c *kit.Cluster, node string) {
 
 // throughBerth logs in at berth ui as a browser does.
 func throughBerth(t *testing.T, c *kit.Cluster, node string) {
-	ctx, stop := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, "berth"), "ui", "--data-dir", c.Dir, "--print")
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "berth"), "ui", "--data-dir", c.Dir, "--print")
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	out, err := cmd.StdoutPipe()
 	kit.Must(t, err)
@@ -143,7 +141,7 @@ func throughBerth(t *testing.T, c *kit.Cluster, node string) {
 	if resp.StatusCode != http.StatusOK || !strings.Contains(string(body), node) {
 		t.Errorf("after the login: %s %s", resp.Status, body)
 	}
-	stop()
+	kit.Must(t, cmd.Process.Signal(os.Interrupt))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("an interrupted berth ui ends with %v", err)
 	}
