@@ -209,7 +209,8 @@ func TestKubeconfigs(t *testing.T) {
 			t.Errorf("%s: %v, %v", file, st, err)
 		}
 	}
-	// A kubeconfig that says what it should is not written again: people watch and copy these files.
+	// A kubeconfig that says what it should is not written again: people watch
+	// and copy these files.
 	before, err := os.Stat(f.AdminKubeconfig)
 	if err != nil {
 		t.Fatal(err)

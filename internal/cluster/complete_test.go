@@ -63,7 +63,8 @@ func TestComplete(t *testing.T) {
 				c.CredentialProviders = "/q.yaml"
 			},
 			check: func(c *Config) bool {
-				// Plugins and their directory change together: the old directory would not fit the new file.
+				// Plugins and their directory change together: the old
+				// directory would not fit the new file.
 				return c.Network == podnetwork.Routes && c.LoadBalancer == LoadBalancerNode && c.AgentConfig == "/other.yaml" &&
 					c.Ports.API == 8443 && c.CredentialProviders == "/q.yaml" && c.CredentialProviderDir == ""
 			}},

@@ -18,10 +18,13 @@ import (
 )
 
 const (
-	// kubeletClientUser is who the API server is to agents. It is a user like any other, with the rights of kubeletAPIRole: a
-	// server that could be made to send a request of its own to itself must gain nothing by it (CVE-2022-3294).
+	// kubeletClientUser is who the API server is to agents. It is a user like
+	// any other, with the rights of kubeletAPIRole: a server that could be made
+	// to send a request of its own to itself must gain nothing by it
+	// (CVE-2022-3294).
 	kubeletClientUser = "kube-apiserver-kubelet-client"
-	// kubeletAPIAdmin is upstream's role for agents' APIs; kubeletAPIRole adds what agents serve beyond it.
+	// kubeletAPIAdmin is upstream's role for agents' APIs; kubeletAPIRole adds
+	// what agents serve beyond it.
 	kubeletAPIAdmin = "system:kubelet-api-admin"
 	kubeletAPIRole  = "berth:kubelet-api"
 )
@@ -29,8 +32,9 @@ const (
 // grantIdentities is grant as a step of the start.
 func (u *up) grantIdentities(ctx context.Context) error { return grant(ctx, u.client) }
 
-// grant gives the identities that this process made certificates for the rights they need. It runs before anything uses
-// them, at every start, and is idempotent.
+// grant gives the identities that this process made certificates for the rights
+// they need. It runs before anything uses them, at every start, and is
+// idempotent.
 func grant(ctx context.Context, client kubernetes.Interface) error {
 	opts := metav1.ApplyOptions{FieldManager: "berth", Force: true}
 	role := rbacv1ac.ClusterRole(kubeletAPIRole).WithRules(
@@ -49,11 +53,13 @@ func grant(ctx context.Context, client kubernetes.Interface) error {
 	return grantAdmins(ctx, client)
 }
 
-// statusPageRole lets a user get the status page, which shows what else the user may list.
+// statusPageRole lets a user get the status page, which shows what else the
+// user may list.
 const statusPageRole = "berth:status-page"
 
-// grantStatusPage binds the role to every user who is authenticated, as discovery is. Anyone who takes all subjects off the
-// binding closes the page: a binding that exists is left as it is.
+// grantStatusPage binds the role to every user who is authenticated, as
+// discovery is. Anyone who takes all subjects off the binding closes the page:
+// a binding that exists is left as it is.
 func grantStatusPage(ctx context.Context, client kubernetes.Interface) error {
 	role := rbacv1ac.ClusterRole(statusPageRole).WithRules(
 		rbacv1ac.PolicyRule().WithNonResourceURLs(strings.TrimSuffix(ui.Prefix, "/"), ui.Prefix+"*").WithVerbs("get"))
@@ -64,8 +70,9 @@ func grantStatusPage(ctx context.Context, client kubernetes.Interface) error {
 		rbacv1.Subject{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: user.AllAuthenticated})
 }
 
-// grantAdmins binds the administrators' group to cluster-admin, once in a cluster's life: anyone who deletes the binding revokes
-// every admin.kubeconfig there is, and the next start must not bring it back.
+// grantAdmins binds the administrators' group to cluster-admin, once in a
+// cluster's life: anyone who deletes the binding revokes every admin.kubeconfig
+// there is, and the next start must not bring it back.
 func grantAdmins(ctx context.Context, client kubernetes.Interface) error {
 	marks := client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	_, err := marks.Get(ctx, adminsMark, metav1.GetOptions{})
@@ -101,7 +108,8 @@ func bindUser(ctx context.Context, client kubernetes.Interface, name, role, user
 	return bind(ctx, client, name, role, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user})
 }
 
-// bind binds a subject to a cluster role. Only a missing binding is written: most starts find it there.
+// bind binds a subject to a cluster role. Only a missing binding is written:
+// most starts find it there.
 func bind(ctx context.Context, client kubernetes.Interface, name, role string, to rbacv1.Subject) error {
 	_, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

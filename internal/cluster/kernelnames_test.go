@@ -96,7 +96,8 @@ func TestNetworkOfAnotherParty(t *testing.T) {
 	if _, err := c.cni(); err == nil || !strings.Contains(err.Error(), `--node-ip "not asked for"`) {
 		t.Errorf("the links of a node without an address: %v", err)
 	}
-	// A runtime of the user's own calls the plugins of a configuration one after the other.
+	// A runtime of the user's own calls the plugins of a configuration one
+	// after the other.
 	c.NodeIP = "127.0.0.1"
 	for endpoint, oneStep := range map[string]bool{"": true, "unix:///run/crio.sock": false} {
 		c.RuntimeEndpoint = endpoint

@@ -25,7 +25,8 @@ import (
 	"github.com/berth-dev/berth/internal/pki"
 )
 
-// controlPlane is an API server with the certificates of a cluster in a temporary directory.
+// controlPlane is an API server with the certificates of a cluster in a
+// temporary directory.
 type controlPlane struct {
 	*up
 	server *api.Server
@@ -85,8 +86,10 @@ func (c *controlPlane) client(t *testing.T, kubeconfig string) kubernetes.Interf
 	return kubernetes.NewForConfigOrDie(cfg)
 }
 
-// TestCertificatesAreRenewedWhileRunning is finding 15, with a life of seconds: through more than a whole life a strict client can
-// connect at any time, the server changes its certificate, an open watch goes on, and the administrator's file works at the end.
+// TestCertificatesAreRenewedWhileRunning is finding 15, with a life of seconds:
+// through more than a whole life a strict client can connect at any time, the
+// server changes its certificate, an open watch goes on, and the
+// administrator's file works at the end.
 func TestCertificatesAreRenewedWhileRunning(t *testing.T) {
 	c := newControlPlane(t, 24*time.Second) // writing and following the files of a busy host takes a second or two
 	first := map[string]time.Time{}
@@ -142,8 +145,9 @@ func TestCertificatesAreRenewedWhileRunning(t *testing.T) {
 	}
 }
 
-// TestAdministratorsCanBeRevoked is finding 24: the everyday file is no system:masters, deleting a binding ends it, also over a
-// restart, and the break-glass file goes on.
+// TestAdministratorsCanBeRevoked is finding 24: the everyday file is no
+// system:masters, deleting a binding ends it, also over a restart, and the
+// break-glass file goes on.
 func TestAdministratorsCanBeRevoked(t *testing.T) {
 	c := newControlPlane(t, 0)
 	admin, super := c.client(t, c.files.AdminKubeconfig), c.client(t, c.files.SuperAdminKubeconfig)
@@ -185,8 +189,9 @@ func TestAdministratorsCanBeRevoked(t *testing.T) {
 	}
 }
 
-// TestOlderDataDirectoryStarts: a directory of the version with one CA gets the agents' CA, keeps its own, and believes what
-// that signed for agents until it has ended. A CA that is lost later is not made again.
+// TestOlderDataDirectoryStarts: a directory of the version with one CA gets the
+// agents' CA, keeps its own, and believes what that signed for agents until it
+// has ended. A CA that is lost later is not made again.
 func TestOlderDataDirectoryStarts(t *testing.T) {
 	cfg := &Config{DataDir: t.TempDir(), NodeIP: "192.0.2.1"}
 	cfg.NodeName, cfg.ServiceCIDR, cfg.ClusterDomain = "n", "10.96.0.0/16", "cluster.local"

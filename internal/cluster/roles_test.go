@@ -120,7 +120,8 @@ func newHost(t *testing.T, role Role, agentConfig string) *up {
 	u := &up{Config: &Config{
 		Settings: Settings{Role: role, NodeName: "n1", ClusterCIDR: "10.1.0.0/16", ServiceCIDR: "10.2.0.0/16",
 			ClusterDomain: "cluster.local",
-			Network:       podnetwork.None, Ports: DefaultPorts, AgentConfig: agentConfig, RuntimeSettings: RuntimeSettings{RuntimeEndpoint: "unix:///run/cri.sock"}},
+			Network:       podnetwork.None, Ports: DefaultPorts, AgentConfig: agentConfig,
+			RuntimeSettings: RuntimeSettings{RuntimeEndpoint: "unix:///run/cri.sock"}},
 		DataDir: t.TempDir(), NodeIP: "192.0.2.7",
 	}, log: slog.New(slog.DiscardHandler)}
 	if err := os.MkdirAll(u.Path("pki"), 0o700); err != nil {

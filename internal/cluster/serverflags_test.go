@@ -58,7 +58,8 @@ func TestEncryptionOfAStore(t *testing.T) {
 		if st, err := os.Stat(cfg.encryptionFile()); c.made && (err != nil || st.Mode().Perm() != 0o600) {
 			t.Errorf("%s: %v, %v", c.name, st, err)
 		}
-		// The options that were given are not the ones that places are filled into: a second start would take them for given.
+		// The options that were given are not the ones that places are filled
+		// into: a second start would take them for given.
 		if cfg.APIServer.Audit.LogOptions.Path != api.AuditLogDefault || o.Audit.LogOptions.Path != cfg.Path("logs", "audit.log") {
 			t.Errorf("%s: audit log %s, given %s", c.name, o.Audit.LogOptions.Path, cfg.APIServer.Audit.LogOptions.Path)
 		}

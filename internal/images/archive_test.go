@@ -88,7 +88,8 @@ func config(arch string, layers ...[]byte) []byte {
 	return doc(obj{"os": "linux", "architecture": arch, "rootfs": obj{"type": "layers", "diff_ids": ids}})
 }
 
-// dockerArchive is what `docker save` writes: two images, one with two tags, that share a layer by a link.
+// dockerArchive is what `docker save` writes: two images, one with two tags,
+// that share a layer by a link.
 func dockerArchive(arch string) []file {
 	base, top := []byte("base layer"), []byte("top layer")
 	one, two := config(arch, base, top), config(arch, base)
@@ -224,7 +225,8 @@ func TestNewDockerArchive(t *testing.T) {
 	}
 }
 
-// TestSeveralPlatforms keeps the index for the target, whose digest is the one that registries show.
+// TestSeveralPlatforms keeps the index for the target, whose digest is the one
+// that registries show.
 func TestSeveralPlatforms(t *testing.T) {
 	files, m := ociImage("amd64")
 	_, arm := ociImage("arm64") // its blobs are absent, as after a pull

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestCalls: what is no call opens no connection to the runtime, and an error of the store reaches the caller as it is.
+// TestCalls: what is no call opens no connection to the runtime, and an error
+// of the store reaches the caller as it is.
 func TestCalls(t *testing.T) {
 	opened := 0
 	h := NewHandler(func(context.Context) (*Store, func(), error) {

@@ -52,8 +52,9 @@ func begun() []Op {
 		{Verb: AddRule, Name: "b", Rule: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}}}
 }
 
-// TestFakeRefusesWhatTheKernelRefuses: operations on the table of begun, each of its own, with the kernel's answer. Tests of the proxy
-// and of policies rely on these refusals.
+// TestFakeRefusesWhatTheKernelRefuses: operations on the table of begun, each
+// of its own, with the kernel's answer. Tests of the proxy and of policies rely
+// on these refusals.
 func TestFakeRefusesWhatTheKernelRefuses(t *testing.T) {
 	addRows := func(s row.Shape, rows []byte) Op { return Op{Verb: AddRows, Name: s.Name, Shape: s, Rows: rows} }
 	deleteRows := func(s row.Shape, rows []byte) Op { return Op{Verb: DeleteRows, Name: s.Name, Shape: s, Rows: rows} }
@@ -100,7 +101,8 @@ func TestFakeRefusesWhatTheKernelRefuses(t *testing.T) {
 	}
 }
 
-// TestAllOrNothing: several transactions are done together or not at all, and a mistake made while gathering does nothing.
+// TestAllOrNothing: several transactions are done together or not at all, and a
+// mistake made while gathering does nothing.
 func TestAllOrNothing(t *testing.T) {
 	k := NewFake()
 	other := NewTx(row.V6, "t")
@@ -131,7 +133,8 @@ func TestAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestParts: parts do one after the other what the whole does at once, whatever their size.
+// TestParts: parts do one after the other what the whole does at once, whatever
+// their size.
 func TestParts(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		ops := begun()
@@ -180,7 +183,8 @@ func rowsOf(r *rapid.T, k Kernel, set string) string {
 	return strings.Join(out, " ")
 }
 
-// TestText: a transaction in words, which goldens of the proxy and of policies are made of.
+// TestText: a transaction in words, which goldens of the proxy and of policies
+// are made of.
 func TestText(t *testing.T) {
 	tx := transaction(begun()...)
 	tx.Rule("a", Saddr(row.V4, R0), &expr.Lookup{SourceRegister: R0, SetName: "s", Invert: true}, Jump("b"))
@@ -212,7 +216,8 @@ delete rows: 1 in m
 	}
 }
 
-// TestPacketsMeetRules: what the fake kernel does with a packet for rules of every kind that is used here.
+// TestPacketsMeetRules: what the fake kernel does with a packet for rules of
+// every kind that is used here.
 func TestPacketsMeetRules(t *testing.T) {
 	here, there, pod := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("10.1.0.5")
 	drop, accept := &expr.Verdict{Kind: expr.VerdictDrop}, &expr.Verdict{Kind: expr.VerdictAccept}
@@ -301,7 +306,8 @@ func TestPacketsMeetRules(t *testing.T) {
 	}
 }
 
-// TestPriorities: chains of one hook are entered by priority, whatever order they were made in.
+// TestPriorities: chains of one hook are entered by priority, whatever order
+// they were made in.
 func TestPriorities(t *testing.T) {
 	for range 10 { // a map has no order
 		tx := Replace(row.V4, "t")

@@ -43,7 +43,8 @@ func configured() Config {
 // always are the controllers that need nothing configured.
 const always = "node-lifecycle-controller taint-eviction-controller pod-garbage-collector-controller ttl-controller"
 
-// TestWhichControllersRun: a controller that has nothing to do is not in the list, and each that is has upstream's name.
+// TestWhichControllersRun: a controller that has nothing to do is not in the
+// list, and each that is has upstream's name.
 func TestWhichControllersRun(t *testing.T) {
 	for _, c := range []struct {
 		why    string
@@ -86,7 +87,8 @@ func TestWhichControllersRun(t *testing.T) {
 	}
 }
 
-// TestIncompleteConfigs: each thing that must be set is missed at once, not when a controller first needs it.
+// TestIncompleteConfigs: each thing that must be set is missed at once, not
+// when a controller first needs it.
 func TestIncompleteConfigs(t *testing.T) {
 	for name, change := range map[string]func(*Config){"Client": func(c *Config) { c.Client = nil },
 		"Informers": func(c *Config) { c.Informers = nil }, "Log": func(c *Config) { c.Log = nil },
@@ -102,7 +104,8 @@ func TestIncompleteConfigs(t *testing.T) {
 	}
 }
 
-// TestNamesAndAliases: names are distinct, and every alias leads to one of them: --controllers takes both.
+// TestNamesAndAliases: names are distinct, and every alias leads to one of
+// them: --controllers takes both.
 func TestNamesAndAliases(t *testing.T) {
 	names := Names()
 	if len(names) != 8 || len(slices.Compact(slices.Sorted(slices.Values(names)))) != len(names) {
@@ -122,7 +125,8 @@ func TestNamesAndAliases(t *testing.T) {
 	}
 }
 
-// TestCloudDefaults: zero values become upstream's, what is set stays, and the caller's value is not written to.
+// TestCloudDefaults: zero values become upstream's, what is set stays, and the
+// caller's value is not written to.
 func TestCloudDefaults(t *testing.T) {
 	given := Cloud{Routes: true}
 	got := given.complete()

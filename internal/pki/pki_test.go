@@ -90,8 +90,8 @@ func TestCASurvivesRestartAndNamesClockTrouble(t *testing.T) {
 	}
 }
 
-// TestLostCAIsNotReplaced is finding 14: a missing or cut-off file of a CA must not make a new one, which would cut off
-// every node and kubeconfig.
+// TestLostCAIsNotReplaced is finding 14: a missing or cut-off file of a CA must
+// not make a new one, which would cut off every node and kubeconfig.
 func TestLostCAIsNotReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		used string

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestFiles: testdata/NAME.yaml becomes what testdata/NAME.golden shows. UPDATE_GOLDEN=1 writes it.
+// TestFiles: testdata/NAME.yaml becomes what testdata/NAME.golden shows.
+// UPDATE_GOLDEN=1 writes it.
 func TestFiles(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(files) == 0 {
@@ -54,7 +55,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestRefusals: each error names the line and the field and what is allowed, and no value of a secret field.
+// TestRefusals: each error names the line and the field and what is allowed,
+// and no value of a secret field.
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string][]string{
 		"mirrors:\n  docker.io:\n    endpoints: [a]\n": {"f: line 3: ", "endpoints", "allowed are endpoint, rewrite"},
@@ -101,7 +103,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWrite: what leaves the file leaves the directory, and what somebody else wrote stays.
+// TestWrite: what leaves the file leaves the directory, and what somebody else
+// wrote stays.
 func TestWrite(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "registries")
 	foreign := filepath.Join(dir, "own.example", "hosts.toml")

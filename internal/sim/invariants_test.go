@@ -45,7 +45,8 @@ func TestWhateverHappens(t *testing.T) {
 			if sum := n.Ready + n.Cordoned + n.Unnoticed + n.NotReady + n.Unknown + n.Evicting; sum != 30 {
 				t.Fatalf("at %s %d nodes are counted: %+v\n%s", s.At.D(), sum, n, text)
 			}
-			// The Deployment keeps 60 pods besides those that terminate; a pod that was lost is missed until one serves in its place.
+			// The Deployment keeps 60 pods besides those that terminate; a pod
+			// that was lost is missed until one serves in its place.
 			if sum := p.Serving + p.Dead + p.NotReady + p.Pending; sum > 60 || sum+p.Lost < 60 || p.Serving+p.Lost < 60 {
 				t.Fatalf("at %s: %+v\n%s", s.At.D(), p, text)
 			}

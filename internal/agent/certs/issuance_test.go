@@ -29,7 +29,8 @@ func (m *memoryStore) Update([]byte, []byte) (*tls.Certificate, error) {
 	return m.have, nil
 }
 
-// TestIssuanceTellsOfTheFirstCertificate: done is closed by a valid certificate, found or issued, and by nothing else.
+// TestIssuanceTellsOfTheFirstCertificate: done is closed by a valid
+// certificate, found or issued, and by nothing else.
 func TestIssuanceTellsOfTheFirstCertificate(t *testing.T) {
 	cert := func(until time.Duration) *tls.Certificate {
 		return &tls.Certificate{Leaf: &x509.Certificate{NotAfter: time.Now().Add(until)}}

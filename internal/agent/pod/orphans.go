@@ -17,8 +17,9 @@ type room func(ctx context.Context, known func(types.UID) bool) error
 var orphanRetry = controller.Backoff{First: time.Second, Most: 5 * time.Minute}
 
 // ClearOrphans removes, once statusReported is closed because every source has
-// delivered its pods, what each room has left of pods that no source has. Pods that left a
-// directory or something in the runtime are the manager's own to clear.
+// delivered its pods, what each room has left of pods that no source has. Pods
+// that left a directory or something in the runtime are the manager's own to
+// clear.
 func (m *Manager) ClearOrphans(ctx context.Context, statusReported <-chan struct{}, rooms ...room) error {
 	select {
 	case <-ctx.Done():

@@ -9,8 +9,8 @@ import (
 	"github.com/berth-dev/berth/internal/localvolume"
 )
 
-// TestDriverIsRegisteredAfterItsEvents: an agent that starts for the first time has no Node yet, and a driver that it finds
-// waits for it instead of failing.
+// TestDriverIsRegisteredAfterItsEvents: an agent that starts for the first time
+// has no Node yet, and a driver that it finds waits for it instead of failing.
 func TestDriverIsRegisteredAfterItsEvents(t *testing.T) {
 	driver := startDriver(t, "")
 	client := fake.NewClientset(csiObjects(false)...)
@@ -32,7 +32,8 @@ func TestDriverIsRegisteredAfterItsEvents(t *testing.T) {
 	}
 }
 
-// TestWaitForEventsEndsWithItsContext: a driver whose socket went while it waited is not registered.
+// TestWaitForEventsEndsWithItsContext: a driver whose socket went while it
+// waited is not registered.
 func TestWaitForEventsEndsWithItsContext(t *testing.T) {
 	client := fake.NewClientset()
 	drivers := NewDrivers(client, "n", nil)

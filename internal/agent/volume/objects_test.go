@@ -309,7 +309,8 @@ func (m multi) Unwrap() error {
 	return m.err
 }
 
-// A token belongs to the user that all containers run as, and to the volume's group, each where there is one.
+// A token belongs to the user that all containers run as, and to the volume's
+// group, each where there is one.
 func TestOwnersOfTokens(t *testing.T) {
 	needRoot(t)
 	user, other, group := int64(1000), int64(1001), int64(4321)

@@ -30,7 +30,8 @@ func TestFindHandlers(t *testing.T) {
 	}
 }
 
-// TestHandlersInConfig: what was found is a table, and what is not configured changes nothing.
+// TestHandlersInConfig: what was found is a table, and what is not configured
+// changes nothing.
 func TestHandlersInConfig(t *testing.T) {
 	plain, err := Options{Layout: Layout{DataDir: "/d"}}.Render()
 	if err != nil {

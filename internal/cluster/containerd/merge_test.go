@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestBundledContainerdMerges asks the bundled containerd what it makes of a configuration with everything in it.
+// TestBundledContainerdMerges asks the bundled containerd what it makes of a
+// configuration with everything in it.
 func TestBundledContainerdMerges(t *testing.T) {
 	bin, dir := bundle(t), t.TempDir()
 	fragments := filepath.Join(dir, "containerd.d")

@@ -13,8 +13,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
-// TestClaimStatusRights: the right to resourceclaims/status alone neither binds a claim nor tells of its devices; the
-// scheduler's role binds.
+// TestClaimStatusRights: the right to resourceclaims/status alone neither binds
+// a claim nor tells of its devices; the scheduler's role binds.
 func TestClaimStatusRights(t *testing.T) {
 	env := apitest.StartEnv(t)
 	f := newFixture(t, env)

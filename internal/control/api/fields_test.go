@@ -66,7 +66,8 @@ func testFieldValidation(t *testing.T, d *definitions) {
 			}
 			for _, w := range c.wrong {
 				w = strings.ReplaceAll(w, `"`, `\"`)
-				// Of an applied object other libraries say what is wrong, in words of their own.
+				// Of an applied object other libraries say what is wrong, in
+				// words of their own.
 				if verb == "apply" && strings.HasPrefix(w, "unknown") {
 					w = w[strings.LastIndex(w, "."):len(w)-2] + ": field not declared in schema"
 				}

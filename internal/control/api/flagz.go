@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// flags answers /flagz: what this server was told, under the names that upstream's flags have. They are paths and
-// choices, no secrets.
+// flags answers /flagz: what this server was told, under the names that
+// upstream's flags have. They are paths and choices, no secrets.
 type flags map[string]string
 
 // GetFlagz implements flagz.Reader.

@@ -98,7 +98,8 @@ func operate(t *testing.T, f *fixture, k kind) {
 	marked.Stop()
 	var made []*unstructured.Unstructured
 	for i := range 3 {
-		// A watch cache asks etcd for its progress like this; a watch that wants no bookmarks must not hear of it.
+		// A watch cache asks etcd for its progress like this; a watch that
+		// wants no bookmarks must not hear of it.
 		check("asking for progress", f.env.Store.Client().RequestProgress(t.Context()))
 		o, err := here.Create(t.Context(), k.object(t, f.ns, fmt.Sprintf("%s-%d", label, i), label),
 			metav1.CreateOptions{FieldManager: "t"})
@@ -203,7 +204,8 @@ func status(t *testing.T, here dynamic.ResourceInterface, o *unstructured.Unstru
 			t.Errorf("the patched status lacks %s: %v", key, got.Object["status"])
 		}
 	}
-	// A write to the status of these keeps all metadata, as upstream's strategies (and the library of APIServices) do.
+	// A write to the status of these keeps all metadata, as upstream's
+	// strategies (and the library of APIServices) do.
 	keeps := slices.Contains([]string{"apiservices", "flowschemas", "prioritylevelconfigurations", "validatingadmissionpolicies",
 		"volumeattachments",
 		"resourceclaims"}, k.resource)

@@ -11,8 +11,9 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
-// A Secret that was made with stringData can be applied by another manager from the same manifest: what the first one
-// owns is data, and no one ever owns stringData, which is not stored.
+// A Secret that was made with stringData can be applied by another manager from
+// the same manifest: what the first one owns is data, and no one ever owns
+// stringData, which is not stored.
 func TestSecretStringDataApplies(t *testing.T) {
 	client := kubernetes.NewForConfigOrDie(apitest.Start(t))
 	body := []byte(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s"},"stringData":{"password":"one"}}`)

@@ -16,8 +16,9 @@ import (
 	"github.com/berth-dev/berth/internal/testkit/golden"
 )
 
-// TestServed holds the list of what is served: group versions in order of preference, and of each resource its kind, scope,
-// verbs, singular name, short names, categories and the hash of the version that is stored.
+// TestServed holds the list of what is served: group versions in order of
+// preference, and of each resource its kind, scope, verbs, singular name, short
+// names, categories and the hash of the version that is stored.
 func TestServed(t *testing.T) {
 	client := discovery.NewDiscoveryClientForConfigOrDie(apitest.Start(t))
 	groups, lists, err := client.ServerGroupsAndResources()
@@ -67,14 +68,16 @@ func TestServed(t *testing.T) {
 	lacks(t, lists)
 }
 
-// lacking are kinds of stable versions that upstream serves by default and this server does not, with what is missing.
+// lacking are kinds of stable versions that upstream serves by default and this
+// server does not, with what is missing.
 var lacking = map[string]string{
 	"resource.k8s.io/v1 DeviceTaintRule":                 "taints by rule, and the eviction that follows (KEP-5055)",
 	"storagemigration.k8s.io/v1 StorageVersionMigration": "rewriting of stored objects on demand (KEP-4192)",
 }
 
-// lacks compares what is served with the library: each kind of a stable version that has a list is one that upstream
-// serves by default (versions of alpha and beta are off).
+// lacks compares what is served with the library: each kind of a stable version
+// that has a list is one that upstream serves by default (versions of alpha and
+// beta are off).
 func lacks(t *testing.T, lists []*metav1.APIResourceList) {
 	t.Helper()
 	served := map[string]bool{}

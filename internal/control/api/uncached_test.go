@@ -17,7 +17,8 @@ func bookmark(end bool) watch.Event {
 	return watch.Event{Type: watch.Bookmark, Object: o}
 }
 
-// A watch without allowWatchBookmarks never sees one; with it, one a minute and the end of the initial events.
+// A watch without allowWatchBookmarks never sees one; with it, one a minute and
+// the end of the initial events.
 func TestFilterBookmarks(t *testing.T) {
 	event := watch.Event{Type: watch.Added, Object: &corev1.ConfigMap{}}
 	for _, c := range []struct {

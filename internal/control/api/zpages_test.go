@@ -9,7 +9,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
-// TestZPages: /statusz and /flagz answer in text, and as objects to a client that asks for them; no one reads them unasked.
+// TestZPages: /statusz and /flagz answer in text, and as objects to a client
+// that asks for them; no one reads them unasked.
 func TestZPages(t *testing.T) {
 	env := apitest.StartEnv(t)
 	f := &fixture{config: env.Config}

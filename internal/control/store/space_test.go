@@ -28,8 +28,9 @@ func create(t *testing.T, s *Store, key string, size int) error {
 	return err
 }
 
-// TestFullStoreIsEmptiedByItsUsers is finding 7: a database at its quota refuses new objects with a clear error, takes Leases and
-// small changes, and takes new objects again once something was deleted, without a restart.
+// TestFullStoreIsEmptiedByItsUsers is finding 7: a database at its quota
+// refuses new objects with a clear error, takes Leases and small changes, and
+// takes new objects again once something was deleted, without a restart.
 func TestFullStoreIsEmptiedByItsUsers(t *testing.T) {
 	const quota, size = 64 << 20, 256 << 10
 	dir := t.TempDir()
@@ -86,7 +87,8 @@ func TestFullStoreIsEmptiedByItsUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Room comes back by itself; each attempt may trigger it, the test's deadline bounds them.
+	// Room comes back by itself; each attempt may trigger it, the test's
+	// deadline bounds them.
 	for i := 0; ; i++ {
 		err := create(t, s, fmt.Sprint("/registry/configmaps/default/again-", i), size)
 		if err == nil {

@@ -107,9 +107,10 @@ func TestNodeCertificates(t *testing.T) {
 	}
 }
 
-// TestServingCertificatesAreWhatTheNodeHas is finding 3: a node's own words (its Node's status) do not get it a serving
-// certificate for the API server, a Service, another node, or an address it did not have when it joined, and what agents serve
-// with is not signed by the CA that pods know the API server by.
+// TestServingCertificatesAreWhatTheNodeHas is finding 3: a node's own words
+// (its Node's status) do not get it a serving certificate for the API server, a
+// Service, another node, or an address it did not have when it joined, and what
+// agents serve with is not signed by the CA that pods know the API server by.
 func TestServingCertificatesAreWhatTheNodeHas(t *testing.T) {
 	c := newCluster(t, "n1", "n2")
 	nodes, api := c.client.CoreV1().Nodes(), c.client.CertificatesV1().CertificateSigningRequests()
@@ -183,7 +184,8 @@ func TestServingCertificatesAreWhatTheNodeHas(t *testing.T) {
 	says("n1", internal("10.9.0.1"), dns("n1.example"))
 	ask("join", false, []string{"n1.example"}, "10.9.0.1")
 	signed("join")
-	// What it claims later is not approved: each of these waits for a person, who cannot make the signer sign the worst.
+	// What it claims later is not approved: each of these waits for a person,
+	// who cannot make the signer sign the worst.
 	says("n1", internal("10.9.0.1"), internal("10.9.0.7"), internal("10.0.0.1"), internal("10.9.0.2"), dns("kubernetes.default.svc"),
 		dns("n1.example"))
 	ask("pending", false, []string{"n1.example"}, "10.9.0.7")
@@ -193,7 +195,8 @@ func TestServingCertificatesAreWhatTheNodeHas(t *testing.T) {
 	refused("service-address", "Service CIDR")
 	ask("other-node", true, nil, "10.9.0.2")
 	refused("other-node", "is node n2's")
-	// A person may allow a new address, and then it is bound: the next request needs no one.
+	// A person may allow a new address, and then it is bound: the next request
+	// needs no one.
 	ask("by-hand", true, nil, "10.9.0.1", "10.9.0.7")
 	signed("by-hand")
 	ask("renewal", false, []string{"n1.example"}, "10.9.0.1", "10.9.0.7")
@@ -217,8 +220,9 @@ func servingRequest(t *testing.T, cn string, names []string, ips ...string) []by
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// TestLivingNodesNameIsNotGivenAway is finding 25: a bootstrap token does not get a certificate for a node that is alive; for
-// one that is gone, or silent, it does.
+// TestLivingNodesNameIsNotGivenAway is finding 25: a bootstrap token does not
+// get a certificate for a node that is alive; for one that is gone, or silent,
+// it does.
 func TestLivingNodesNameIsNotGivenAway(t *testing.T) {
 	c := newCluster(t, "alive", "silent")
 	now := time.Now()

@@ -69,8 +69,8 @@ type Config struct {
 	// a year.
 	SigningCert, SigningKey []byte
 	SigningMost             time.Duration
-	// ServingSigningCert and ServingSigningKey (PEM) sign what agents serve with, by the rules of Serving; empty means
-	// SigningCert and SigningKey.
+	// ServingSigningCert and ServingSigningKey (PEM) sign what agents serve
+	// with, by the rules of Serving; empty means SigningCert and SigningKey.
 	ServingSigningCert, ServingSigningKey []byte
 	Serving                               certificate.ServingRules
 

@@ -36,10 +36,11 @@ func inBubble(t *testing.T, seed uint64, bug string) (fault, trace string) {
 }
 
 // Whatever happens between the controllers and the API: silent nodes are marked
-// in time and no one else is; NoExecute taints come no faster than their rate and
-// never while no node is ready; no pod goes before its time or after its taint,
-// none counts as ready on a dead node; no one else's taint is touched, no range
-// is given twice; the API is not asked the same again and again; and when faults stop, all is as it should be.
+// in time and no one else is; NoExecute taints come no faster than their rate
+// and never while no node is ready; no pod goes before its time or after its
+// taint, none counts as ready on a dead node; no one else's taint is touched,
+// no range is given twice; the API is not asked the same again and again; and
+// when faults stop, all is as it should be.
 func TestFaults(t *testing.T) {
 	if *one != 0 {
 		fault, trace := inBubble(t, *one, *bug)

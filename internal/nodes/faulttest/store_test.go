@@ -1,7 +1,8 @@
-// Package faulttest holds the fault-injection tests of the node controllers' shells:
-// it tries them, as production runs them, on random histories: all of them together against an API that is slow, loses
-// answers and watches, and goes away, with crashes between any two writes. It
-// runs in virtual time and has tests only.
+// Package faulttest holds the fault-injection tests of the node controllers'
+// shells: it tries them, as production runs them, on random histories: all of
+// them together against an API that is slow, loses answers and watches, and
+// goes away, with crashes between any two writes. It runs in virtual time and
+// has tests only.
 package faulttest
 
 import (

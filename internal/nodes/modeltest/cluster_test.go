@@ -1,6 +1,7 @@
-// Package modeltest holds the model-based tests of the node controllers' cores: it
-// tries them on random histories of the cluster model in virtual time: crashes and restarts, delays, duplicates, reordering, broken
-// watches, partitions and clock skew. It has tests only.
+// Package modeltest holds the model-based tests of the node controllers' cores:
+// it tries them on random histories of the cluster model in virtual time:
+// crashes and restarts, delays, duplicates, reordering, broken watches,
+// partitions and clock skew. It has tests only.
 package modeltest
 
 import (

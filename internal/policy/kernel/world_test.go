@@ -285,7 +285,8 @@ func send(p oracle.Packet, source uint16) error {
 	case 17:
 		b = append(b, 0, 8, 0, 0)
 	case 132:
-		// Verification tag, checksum; INIT: flags, length, tag, window, streams, first TSN.
+		// Verification tag, checksum; INIT: flags, length, tag, window,
+		// streams, first TSN.
 		b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 20, 0, 0, 0, 1, 0, 0, 255, 255, 0, 1, 0, 1, 0, 0, 0, 1)
 		binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	}

@@ -19,7 +19,8 @@ var (
 	outside            = netip.MustParseAddr("192.0.2.7")
 )
 
-// three is a cluster of three pods: web and db of namespace a on this node, far of namespace b on another.
+// three is a cluster of three pods: web and db of namespace a on this node, far
+// of namespace b on another.
 func three(policies ...*networkingv1.NetworkPolicy) Cluster {
 	w := NewCluster()
 	w.Namespaces["a"], w.Namespaces["b"] = map[string]string{"name": "a"}, map[string]string{"name": "b"}
@@ -66,8 +67,9 @@ func named(p *networkingv1.NetworkPolicy, name string) *networkingv1.NetworkPoli
 	return p
 }
 
-// TestDocumentedSemantics holds the oracle against the API's documentation (networking.k8s.io/v1 NetworkPolicy), case by case: the
-// oracle is what the real thing is compared with, so nothing but these lines stands behind it.
+// TestDocumentedSemantics holds the oracle against the API's documentation
+// (networking.k8s.io/v1 NetworkPolicy), case by case: the oracle is what the
+// real thing is compared with, so nothing but these lines stands behind it.
 func TestDocumentedSemantics(t *testing.T) {
 	type peer = networkingv1.NetworkPolicyPeer
 	type port = networkingv1.NetworkPolicyPort
@@ -145,7 +147,8 @@ func TestDocumentedSemantics(t *testing.T) {
 	}
 }
 
-// TestOwner: an address that two pods have is the one's that is not leaving, then the newest's.
+// TestOwner: an address that two pods have is the one's that is not leaving,
+// then the newest's.
 func TestOwner(t *testing.T) {
 	for _, c := range []struct {
 		why  string
@@ -171,7 +174,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestHistories: equal seeds give equal histories, or no failure could be found again; and histories reach every kind of change.
+// TestHistories: equal seeds give equal histories, or no failure could be found
+// again; and histories reach every kind of change.
 func TestHistories(t *testing.T) {
 	a, b, other := NewHistory(7), NewHistory(7), NewHistory(8)
 	namespaces := 0

@@ -127,7 +127,8 @@ func list(family uint8, filter Filter) ([]Flow, error) {
 	return out, nil
 }
 
-// deletion asks to delete one flow: this very one, if another has begun since with the same addresses.
+// deletion asks to delete one flow: this very one, if another has begun since
+// with the same addresses.
 func deletion(family uint8, f Flow) *nl.NetlinkRequest {
 	req := request(msgDelete, unix.NLM_F_ACK, family)
 	req.AddData(nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, f.orig))

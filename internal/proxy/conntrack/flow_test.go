@@ -35,7 +35,8 @@ func message(attributes ...*nl.RtAttr) (b []byte) {
 	return b
 }
 
-// TestParse: a flow's two directions; who answers is the source of the reply, not where the packet was sent.
+// TestParse: a flow's two directions; who answers is the source of the reply,
+// not where the packet was sent.
 func TestParse(t *testing.T) {
 	for _, c := range []struct {
 		why                          string
@@ -83,8 +84,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestQuery: what the kernel is asked to filter by. A filter of flags that are not set passes everything, so the flags are
-// what counts.
+// TestQuery: what the kernel is asked to filter by. A filter of flags that are
+// not set passes everything, so the flags are what counts.
 func TestQuery(t *testing.T) {
 	for _, c := range []struct {
 		why     string

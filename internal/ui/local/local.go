@@ -46,8 +46,8 @@ const (
 	maxForm = 4 << 10
 )
 
-// Proxy is one running proxy.
-type Proxy struct {
+// proxy is one running proxy.
+type proxy struct {
 	listener net.Listener
 	upstream *httputil.ReverseProxy
 	log      *slog.Logger
@@ -61,7 +61,7 @@ type Proxy struct {
 }
 
 // New listens on a port of the loopback address; 0 is any that is free.
-func New(cfg *rest.Config, port int, log *slog.Logger) (*Proxy, error) {
+func New(cfg *rest.Config, port int, log *slog.Logger) (*proxy, error) {
 	base, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("using the kubeconfig: %w", err)
@@ -77,7 +77,7 @@ func New(cfg *rest.Config, port int, log *slog.Logger) (*Proxy, error) {
 		return nil, fmt.Errorf("listening for the browser: %w (--port names another port)", err)
 	}
 	at := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
-	p := &Proxy{listener: l, log: log, hosts: []string{"127.0.0.1:" + at, "localhost:" + at}, cookie: "berth-ui-" + at,
+	p := &proxy{listener: l, log: log, hosts: []string{"127.0.0.1:" + at, "localhost:" + at}, cookie: "berth-ui-" + at,
 		token: secret(), entered: make(chan struct{})}
 	p.upstream = &httputil.ReverseProxy{
 		Transport: transport,
@@ -111,13 +111,13 @@ func secret() string {
 
 // Address is where to go with a browser. The token stands behind "#": browsers
 // do not send that part, so it is in no server's log.
-func (p *Proxy) Address() string { return "http://" + p.hosts[0] + "/#token=" + p.token }
+func (p *proxy) Address() string { return "http://" + p.hosts[0] + "/#token=" + p.token }
 
 // Entered is closed when the token was used.
-func (p *Proxy) Entered() <-chan struct{} { return p.entered }
+func (p *proxy) Entered() <-chan struct{} { return p.entered }
 
 // Run serves until ctx ends.
-func (p *Proxy) Run(ctx context.Context) error {
+func (p *proxy) Run(ctx context.Context) error {
 	srv := &http.Server{Handler: p, ReadHeaderTimeout: headerTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
 	defer context.AfterFunc(ctx, func() { srv.Close() })()
 	if err := srv.Serve(p.listener); !errors.Is(err, http.ErrServerClosed) {
@@ -127,7 +127,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 }
 
 // ServeHTTP implements http.Handler.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !p.ownHost(r.Host):
 		http.Error(w, "this address serves "+p.hosts[0]+" only", http.StatusMisdirectedRequest)
@@ -160,7 +160,7 @@ func belowPrefix(u *url.URL) bool {
 }
 
 // ownHost refuses names that someone else let resolve to this address.
-func (p *Proxy) ownHost(host string) bool {
+func (p *proxy) ownHost(host string) bool {
 	for _, h := range p.hosts {
 		if host == h {
 			return true
@@ -171,7 +171,7 @@ func (p *Proxy) ownHost(host string) bool {
 
 // ownOrigin refuses what other pages send. Browsers say where a request comes
 // from; a request of no page comes from the user.
-func (p *Proxy) ownOrigin(r *http.Request) bool {
+func (p *proxy) ownOrigin(r *http.Request) bool {
 	if origin := r.Header.Get("Origin"); origin != "" {
 		u, err := url.Parse(origin)
 		return err == nil && u.Scheme == "http" && u.Host == r.Host
@@ -185,7 +185,7 @@ func (p *Proxy) ownOrigin(r *http.Request) bool {
 }
 
 // known says whether the request has the session's cookie.
-func (p *Proxy) known(r *http.Request) bool {
+func (p *proxy) known(r *http.Request) bool {
 	c, err := r.Cookie(p.cookie)
 	if err != nil || c.Value == "" {
 		return false
@@ -197,7 +197,7 @@ func (p *Proxy) known(r *http.Request) bool {
 }
 
 // ask shows the login to a browser that opens the first page, and refuses the rest.
-func (p *Proxy) ask(w http.ResponseWriter, r *http.Request) {
+func (p *proxy) ask(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/" {
 		http.Error(w, "open the address that `berth ui` printed", http.StatusUnauthorized)
 		return
@@ -214,7 +214,7 @@ func (p *Proxy) ask(w http.ResponseWriter, r *http.Request) {
 }
 
 // login exchanges the token, once, for a cookie.
-func (p *Proxy) login(w http.ResponseWriter, r *http.Request) {
+func (p *proxy) login(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	given := r.PostFormValue("token")
 	session := secret()

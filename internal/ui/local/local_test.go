@@ -15,7 +15,7 @@ import (
 )
 
 // newProxy is a proxy before an API server that tells what it was asked.
-func newProxy(t *testing.T) (*Proxy, *url.URL, *[]*http.Request) {
+func newProxy(t *testing.T) (*proxy, *url.URL, *[]*http.Request) {
 	t.Helper()
 	var asked []*http.Request
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -78,8 +78,8 @@ func (b *bench) pod(name string, probed bool) *v1.Pod {
 		TerminationGracePeriodSeconds: &grace}}
 }
 
-// watch follows all pods from a resource version on until done; wait returns then. Events are taken at
-// once: the server gives up on watchers that do not.
+// watch follows all pods from a resource version on until done; wait returns
+// then. Events are taken at once: the server gives up on watchers that do not.
 func (b *bench) watch(ctx context.Context, from string, done func(t watch.EventType, p *v1.Pod) bool) (wait func() error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	pods := b.Client.CoreV1().Pods("default")

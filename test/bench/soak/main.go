@@ -11,8 +11,8 @@
 //
 // Growth counts from the mean of the readings in the five minutes after the
 // warm-up (10 minutes of churn, in which caches fill, or a sixth of a shorter
-// run) to the mean of the last five, or less in a run below twenty; the trend is that of all readings after
-// the warm-up.
+// run) to the mean of the last five, or less in a run below twenty; the trend
+// is that of all readings after the warm-up.
 //
 //	BERTH_BIN=bin go run ./test/bench/soak [-for 1h] [-pods 50] [-churn 2s] [-profiles DIR]
 package main

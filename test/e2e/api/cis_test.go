@@ -414,7 +414,8 @@ func cannotAs(user, group, verb, resource string) func(*cis) error {
 	}
 }
 
-// cannotNode: a node reads no Secret that none of its pods has, and changes no other node.
+// cannotNode: a node reads no Secret that none of its pods has, and changes no
+// other node.
 func cannotNode(c *cis) error {
 	as := []string{"--as=system:node:other", "--as-group=system:nodes", "--as-group=system:authenticated"}
 	if out, err := c.TryKubectl("", append([]string{"get", "secret", "crown"}, as...)...); err == nil {

@@ -1,2 +1,3 @@
-// Package network connects: Services, the pod network, policies, DNS and both IP families.
+// Package network connects: Services, the pod network, policies, DNS and both
+// IP families.
 package network

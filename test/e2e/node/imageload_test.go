@@ -25,8 +25,8 @@ import (
 	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
-// TestImageCommand loads archives of every form into a node's runtime, on the node and through its agent, runs pods of them, and
-// removes them again.
+// TestImageCommand loads archives of every form into a node's runtime, on the
+// node and through its agent, runs pods of them, and removes them again.
 func TestImageCommand(t *testing.T) {
 	c := kit.NewCluster(t)
 	c.Up()
@@ -115,7 +115,8 @@ func layoutOf(t *testing.T, c *kit.Cluster) map[string][]byte {
 	}
 }
 
-// dockerSave is the toolbox image as docker writes it, for an architecture; empty is the image's own.
+// dockerSave is the toolbox image as docker writes it, for an architecture;
+// empty is the image's own.
 func dockerSave(t *testing.T, c *kit.Cluster, arch string, tags ...string) []byte {
 	t.Helper()
 	files := layoutOf(t, c)
@@ -293,7 +294,8 @@ func testLoadRefusals(t *testing.T, c *kit.Cluster) {
 	}
 }
 
-// testLoadRemote: rights on nodes/proxy do not open it, and the right to list does not load.
+// testLoadRemote: rights on nodes/proxy do not open it, and the right to list
+// does not load.
 func testLoadRemote(t *testing.T, c *kit.Cluster) {
 	file := writeArchive(t, dockerSave(t, c, "", "demo/remote:1"))
 	for user, rule := range map[string]string{
@@ -393,7 +395,8 @@ func testImagePrune(t *testing.T, c *kit.Cluster) {
 	}
 }
 
-// TestImageCommandOnOwnRuntime: the commands work with a containerd of the user's own, on the node and through its agent.
+// TestImageCommandOnOwnRuntime: the commands work with a containerd of the
+// user's own, on the node and through its agent.
 func TestImageCommandOnOwnRuntime(t *testing.T) {
 	c := kit.NewCluster(t)
 	dir, err := os.MkdirTemp("", "bc")

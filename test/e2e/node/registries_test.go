@@ -14,8 +14,9 @@ import (
 	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
-// TestRegistries pulls as registries.yaml says: from a mirror with a rewrite, credentials and a CA of its own; and after a restart
-// with another file no more from there.
+// TestRegistries pulls as registries.yaml says: from a mirror with a rewrite,
+// credentials and a CA of its own; and after a restart with another file no
+// more from there.
 func TestRegistries(t *testing.T) {
 	c := kit.NewCluster(t)
 	file := filepath.Join(c.Dir, "registries.yaml")
@@ -80,7 +81,8 @@ configs:
 	}
 }
 
-// noSecrets looks for the registry's password where it does not belong, and at the mode of the files that have it.
+// noSecrets looks for the registry's password where it does not belong, and at
+// the mode of the files that have it.
 func noSecrets(c *kit.Cluster, t *testing.T, host string) {
 	t.Helper()
 	config := filepath.Join(c.Dir, "containerd", "config.toml")

@@ -14,9 +14,10 @@ import (
 	"github.com/berth-dev/berth/test/e2e/kit"
 )
 
-// TestRuntimeClasses gives the bundled containerd a second runtime by a file, runs a pod with it through the class that berth
-// offers, and checks that a class that a user removed stays away. The second runtime is this host's own behind a program that
-// writes down that it was called.
+// TestRuntimeClasses gives the bundled containerd a second runtime by a file,
+// runs a pod with it through the class that berth offers, and checks that a
+// class that a user removed stays away. The second runtime is this host's own
+// behind a program that writes down that it was called.
 func TestRuntimeClasses(t *testing.T) {
 	dir := t.TempDir()
 	calls, second := filepath.Join(dir, "calls"), filepath.Join(dir, "second")

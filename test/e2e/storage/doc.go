@@ -1,3 +1,3 @@
-// Package storage mounts volumes: those that the agent fills, those of CSI drivers and local
-// ones.
+// Package storage mounts volumes: those that the agent fills, those of CSI
+// drivers and local ones.
 package storage

@@ -77,7 +77,8 @@ func newLost(t *testing.T) *lost {
 		kit.Must(t, os.WriteFile(filepath.Join(m.Dir, "agent", "manifests", "static.yaml"), []byte(staticPod), 0o644))
 	}
 	r.Apply(manifests)
-	// The schedule's time is before the CronJob's own: it looks as if it had run the day before.
+	// The schedule's time is before the CronJob's own: it looks as if it had
+	// run the day before.
 	r.Kubectl("patch", "cronjob", "cronjob", "--subresource=status", "--type=merge", "-p", `{"status":{"lastScheduleTime":"`+
 		metav1.Now().UTC().AddDate(0, 0, -1).Add(-6e12).Format("2006-01-02T15:04:05Z")+`"}}`)
 	for _, app := range append([]string{"daemonset"}, evicted...) {

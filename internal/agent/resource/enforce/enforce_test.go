@@ -76,7 +76,8 @@ func TestWhatCgroupV1CannotDo(t *testing.T) {
 	}
 }
 
-// TestPodsLimits: all pods together get what the host has less what is reserved; eviction thresholds are not taken off
+// TestPodsLimits: all pods together get what the host has less what is
+// reserved; eviction thresholds are not taken off
 // (https://kubernetes.io/docs/tasks/administer-cluster/reserve-compute-resources/).
 func TestPodsLimits(t *testing.T) {
 	host := &node.HostInfo{CPUs: 4, MemoryBytes: 8 << 30, MaxPIDs: 1000, HugePages: map[int64]int64{2 << 20: 512}}

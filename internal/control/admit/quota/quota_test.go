@@ -141,8 +141,8 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// An update counts where it can move a pod between scopes, and nowhere else: old pods that a quota would refuse can still
-// be labeled.
+// An update counts where it can move a pod between scopes, and nowhere else:
+// old pods that a quota would refuse can still be labeled.
 func TestUpdatesThatCount(t *testing.T) {
 	plain := podWith(nil, container("c", nil, nil))
 	due := podWith(func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = ptr.To[int64](5) }, container("c", nil, nil))

@@ -62,7 +62,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestMoreRanges fills the configured range, adds another, and takes it away again. The server runs the controller.
+// TestMoreRanges fills the configured range, adds another, and takes it away
+// again. The server runs the controller.
 func TestMoreRanges(t *testing.T) {
 	config := apitest.Start(t, apitest.WithConfig(func(c *api.Config) { c.ServiceCIDRs = []string{"10.40.0.0/30"} }))
 	client := kubernetes.NewForConfigOrDie(config)

@@ -34,7 +34,8 @@ func pemRequest(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// TestPartsAreSeparate checks that each endpoint changes its own part of a request and no other.
+// TestPartsAreSeparate checks that each endpoint changes its own part of a
+// request and no other.
 func TestPartsAreSeparate(t *testing.T) {
 	ctx := context.Background()
 	env := apitest.StartEnv(t)

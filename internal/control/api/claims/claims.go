@@ -1,7 +1,9 @@
-// Package claims decides who may write which part of a ResourceClaim's status. The right to update resourceclaims/status
-// opens the door; what is allocated and who has reserved it takes resourceclaims/binding as well, and what drivers tell of
-// their devices takes resourceclaims/driver, driver by driver, so that no driver writes another's devices or those of
-// another node (KEP-4817, gate DRAResourceClaimGranularStatusAuthorization).
+// Package claims decides who may write which part of a ResourceClaim's status.
+// The right to update resourceclaims/status opens the door; what is allocated
+// and who has reserved it takes resourceclaims/binding as well, and what
+// drivers tell of their devices takes resourceclaims/driver, driver by driver,
+// so that no driver writes another's devices or those of another node
+// (KEP-4817, gate DRAResourceClaimGranularStatusAuthorization).
 package claims
 
 import (
@@ -76,7 +78,8 @@ func (s *Status) authorize(ctx context.Context, obj, old runtime.Object) error {
 // need is a right that a change takes.
 type need struct {
 	path *field.Path
-	// driver is empty for the binding; else the driver whose devices change, on node (empty: not on one node alone).
+	// driver is empty for the binding; else the driver whose devices change, on
+	// node (empty: not on one node alone).
 	driver, node string
 }
 
@@ -120,8 +123,9 @@ func changedDrivers(now, before []dra.AllocatedDeviceStatus) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// allocatedNode is the node that a claim is bound to, by the allocation that is stored before one that comes along; empty
-// if devices of the allocation can be used from several.
+// allocatedNode is the node that a claim is bound to, by the allocation that is
+// stored before one that comes along; empty if devices of the allocation can be
+// used from several.
 func allocatedNode(stored, coming *dra.AllocationResult) string {
 	if stored == nil {
 		stored = coming
@@ -140,7 +144,8 @@ func allocatedNode(stored, coming *dra.AllocationResult) string {
 	return f.Values[0]
 }
 
-// allowed asks for the right. A driver on the claim's own node may do with the narrower verb.
+// allowed asks for the right. A driver on the claim's own node may do with the
+// narrower verb.
 func (s *Status) allowed(ctx context.Context, n need, request authorizer.Attributes) bool {
 	try := func(verb, subresource, name string) bool {
 		decision, _, err := s.authorizer.Authorize(ctx, part{request, verb, subresource, name})
@@ -166,7 +171,8 @@ func (n need) refusal(request authorizer.Attributes) string {
 		request.GetVerb(), request.GetResource(), dra.SubresourceDriver)
 }
 
-// nodeOf is the node on which the pod runs whose token a service account used, empty for anyone else.
+// nodeOf is the node on which the pod runs whose token a service account used,
+// empty for anyone else.
 func nodeOf(u user.Info) string {
 	if u == nil {
 		return ""

@@ -31,7 +31,8 @@ import (
 type base struct {
 	kind registry.Resource
 	name string
-	// raw is the object after defaulting, as JSON; stored is what the server keeps of it, and kept the same as JSON.
+	// raw is the object after defaulting, as JSON; stored is what the server
+	// keeps of it, and kept the same as JSON.
 	raw    map[string]any
 	stored runtime.Object
 	kept   map[string]any
@@ -267,8 +268,9 @@ func judge(t *testing.T, b *base, out *strings.Builder) {
 	}
 }
 
-// ignored are fields whose answers say nothing of the kind: the metadata of most (ConfigMap stands for all), all but
-// the name, and what the server itself sets.
+// ignored are fields whose answers say nothing of the kind: the metadata of
+// most (ConfigMap stands for all), all but the name, and what the server itself
+// sets.
 func ignored(b *base, s site) bool {
 	if s.path[0] == "status" && len(s.path) == 1 {
 		return true
@@ -288,8 +290,8 @@ func ignored(b *base, s site) bool {
 	return true
 }
 
-// TestCorpus breaks each field of valid objects of each kind and compares the answers with those that were read and
-// accepted before.
+// TestCorpus breaks each field of valid objects of each kind and compares the
+// answers with those that were read and accepted before.
 func TestCorpus(t *testing.T) {
 	groups := map[string][]*base{}
 	for _, b := range readBases(t) {
@@ -316,7 +318,8 @@ func TestCorpus(t *testing.T) {
 	}
 }
 
-// TestEachKindHasABase keeps the corpus whole: a kind that is served needs a valid object here.
+// TestEachKindHasABase keeps the corpus whole: a kind that is served needs a
+// valid object here.
 func TestEachKindHasABase(t *testing.T) {
 	seen := map[schema.GroupVersionKind]bool{}
 	for _, b := range readBases(t) {
@@ -331,7 +334,8 @@ func TestEachKindHasABase(t *testing.T) {
 	}
 }
 
-// TestUnchanged writes each base object back as it is stored, and its status: nothing may be refused.
+// TestUnchanged writes each base object back as it is stored, and its status:
+// nothing may be refused.
 func TestUnchanged(t *testing.T) {
 	for _, b := range readBases(t) {
 		if err := update(b, b.kind.Strategy(shared.Scheme), b.kept, b.stored.DeepCopyObject()); err != nil {
@@ -345,7 +349,8 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
-// TestUnknown wants a field that no type knows to be refused wherever it is (strict decoding).
+// TestUnknown wants a field that no type knows to be refused wherever it is
+// (strict decoding).
 func TestUnknown(t *testing.T) {
 	for _, b := range readBases(t) {
 		info := b.kind.Info()

@@ -19,7 +19,8 @@ type mutation struct {
 	name   string
 	value  any
 	remove bool
-	// updateOnly leaves the mutation out of new objects, where it would only be another valid value.
+	// updateOnly leaves the mutation out of new objects, where it would only be
+	// another valid value.
 	updateOnly bool
 }
 
@@ -174,8 +175,9 @@ func (s site) String() string {
 	return b.String()
 }
 
-// sites lists the fields below v, which is an object of type t, in the order of the type. A pod's own fields are broken
-// once, in Pods; the specs inside templates keep theirs.
+// sites lists the fields below v, which is an object of type t, in the order of
+// the type. A pod's own fields are broken once, in Pods; the specs inside
+// templates keep theirs.
 func sites(t reflect.Type, v any, path []any, inPod bool) (out []site) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -233,7 +235,8 @@ func sites(t reflect.Type, v any, path []any, inPod bool) (out []site) {
 	return out
 }
 
-// skipped are fields of templates that nobody reads: most metadata, and the status of a claim.
+// skipped are fields of templates that nobody reads: most metadata, and the
+// status of a claim.
 func skipped(t reflect.Type, name string, depth int) bool {
 	switch {
 	case depth <= 1:
@@ -259,7 +262,8 @@ type jsonField struct {
 	typ  reflect.Type
 }
 
-// fieldsOf are the fields of a struct as JSON names them, those of embedded structs among them.
+// fieldsOf are the fields of a struct as JSON names them, those of embedded
+// structs among them.
 func fieldsOf(t reflect.Type) (out []jsonField) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -279,7 +283,8 @@ func fieldsOf(t reflect.Type) (out []jsonField) {
 	return out
 }
 
-// broken is a copy of obj with one field changed; it says false if obj has nothing at the path.
+// broken is a copy of obj with one field changed; it says false if obj has
+// nothing at the path.
 func broken(obj map[string]any, path []any, m mutation) (map[string]any, bool) {
 	text, err := json.Marshal(obj)
 	if err != nil {

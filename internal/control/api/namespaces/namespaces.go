@@ -1,5 +1,6 @@
-// Package namespaces serves the Namespace resource, which dies in two steps: DELETE makes it Terminating, and it is
-// gone when anyone who empties it removes the last entry of spec.finalizers.
+// Package namespaces serves the Namespace resource, which dies in two steps:
+// DELETE makes it Terminating, and it is gone when anyone who empties it
+// removes the last entry of spec.finalizers.
 package namespaces
 
 import (
@@ -63,7 +64,8 @@ func NewStorage(opts generic.RESTOptionsGetter, deps Deps) (map[string]rest.Stor
 	}, nil
 }
 
-// prepareNew gives a namespace the finalizer that its content is emptied under, and its phase.
+// prepareNew gives a namespace the finalizer that its content is emptied under,
+// and its phase.
 func prepareNew(ns *v1.Namespace) {
 	ns.Status = v1.NamespaceStatus{Phase: v1.NamespaceActive}
 	if !slices.Contains(ns.Spec.Finalizers, v1.FinalizerKubernetes) {
@@ -72,7 +74,8 @@ func prepareNew(ns *v1.Namespace) {
 	label(ns)
 }
 
-// label asserts the label by which selectors name namespaces; no one can remove or forge it.
+// label asserts the label by which selectors name namespaces; no one can remove
+// or forge it.
 func label(ns *v1.Namespace) {
 	if ns.Labels == nil {
 		ns.Labels = map[string]string{}
@@ -80,7 +83,8 @@ func label(ns *v1.Namespace) {
 	ns.Labels[v1.LabelMetadataName] = ns.Name
 }
 
-// emptied says that an update removed the last finalizer of the spec. The store has checked those of the metadata.
+// emptied says that an update removed the last finalizer of the spec. The store
+// has checked those of the metadata.
 func emptied(_ context.Context, _ string, obj, _ runtime.Object) bool {
 	return len(obj.(*v1.Namespace).Spec.Finalizers) == 0
 }
@@ -107,8 +111,8 @@ type namespaceREST struct {
 func (r *namespaceREST) ShortNames() []string             { return core.Namespace.ShortNames }
 func (r *namespaceREST) DeleteReturnsDeletedObject() bool { return true }
 
-// Delete starts or continues the end of a namespace. The first request marks it; later ones answer with its state
-// until spec.finalizers is empty.
+// Delete starts or continues the end of a namespace. The first request marks
+// it; later ones answer with its state until spec.finalizers is empty.
 func (r *namespaceREST) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc,
 	options *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	if slices.Contains(Immortal, name) {
@@ -185,7 +189,8 @@ func (r *namespaceREST) mark(ctx context.Context, name string, validate rest.Val
 	return out, nil
 }
 
-// withPolicy writes an explicitly requested propagation policy as the finalizer that the garbage collector serves.
+// withPolicy writes an explicitly requested propagation policy as the finalizer
+// that the garbage collector serves.
 func withPolicy(finalizers []string, options *metav1.DeleteOptions) []string {
 	var want string
 	switch p := options.PropagationPolicy; {

@@ -33,7 +33,8 @@ func one(n *v1.Node) func(context.Context, string) (*v1.Node, error) {
 	return func(context.Context, string) (*v1.Node, error) { return n, nil }
 }
 
-// TestAddress: the first type that the node has an address of wins, in the order of the configuration.
+// TestAddress: the first type that the node has an address of wins, in the
+// order of the configuration.
 func TestAddress(t *testing.T) {
 	all := []v1.NodeAddress{{Type: v1.NodeExternalIP, Address: "203.0.113.1"}, {Type: v1.NodeInternalIP, Address: "192.0.2.1"},
 		{Type: v1.NodeInternalIP, Address: "192.0.2.2"}, {Type: v1.NodeHostName, Address: "n.example"}}
@@ -65,8 +66,9 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// TestFindMayReach: which agents a Finder leads to. Only the process's own agent may be on a loopback address, and only with its own
-// name and port: a Node that claims to be there leads nowhere.
+// TestFindMayReach: which agents a Finder leads to. Only the process's own
+// agent may be on a loopback address, and only with its own name and port: a
+// Node that claims to be there leads nowhere.
 func TestFindMayReach(t *testing.T) {
 	local := LocalAgent{Node: "self", Port: 10250}
 	for _, c := range []struct {
@@ -105,7 +107,8 @@ func TestFindMayReach(t *testing.T) {
 	}
 }
 
-// TestNamesThatDoNotResolve: such a name is the client's error, and says what was resolved.
+// TestNamesThatDoNotResolve: such a name is the client's error, and says what
+// was resolved.
 func TestNamesThatDoNotResolve(t *testing.T) {
 	node := &v1.Node{}
 	node.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeHostName, Address: "n.example"}}
@@ -120,7 +123,8 @@ func TestNamesThatDoNotResolve(t *testing.T) {
 	}
 }
 
-// TestTransportsOfNodes: a node keeps its transports while it is at the same address, and shares them with no other node.
+// TestTransportsOfNodes: a node keeps its transports while it is at the same
+// address, and shares them with no other node.
 func TestTransportsOfNodes(t *testing.T) {
 	now := nodeAt("", "192.0.2.1", 0)
 	f := New(Config{Nodes: func(context.Context, string) (*v1.Node, error) { return now, nil },
@@ -153,7 +157,8 @@ func TestTransportsOfNodes(t *testing.T) {
 	}
 }
 
-// TestAgentsCertificate: what a link's secure transport accepts and the insecure one does not ask.
+// TestAgentsCertificate: what a link's secure transport accepts and the
+// insecure one does not ask.
 func TestAgentsCertificate(t *testing.T) {
 	peer := func(name string, groups ...string) tls.ConnectionState {
 		return tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Subject: pkix.Name{CommonName: name, Organization: groups}}}}
@@ -191,7 +196,8 @@ func TestAgentsCertificate(t *testing.T) {
 	}
 }
 
-// TestMayCreate: a websocket's GET takes the right to create as well (kubernetes/kubernetes#133515).
+// TestMayCreate: a websocket's GET takes the right to create as well
+// (kubernetes/kubernetes#133515).
 func TestMayCreate(t *testing.T) {
 	answer := func(d authorizer.Decision, reason string, err error) authorizer.AuthorizerFunc {
 		return func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {

@@ -9,7 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// answers gives one list of addresses after the other, as a DNS server that rebinds a name does.
+// answers gives one list of addresses after the other, as a DNS server that
+// rebinds a name does.
 func answers(lists ...[]string) Resolver {
 	return func(context.Context, string) ([]netip.Addr, error) {
 		var out []netip.Addr
@@ -21,7 +22,8 @@ func answers(lists ...[]string) Resolver {
 	}
 }
 
-// A name is resolved once: what is dialed is what was checked (finding 20, CVE-2020-8562).
+// A name is resolved once: what is dialed is what was checked (finding 20,
+// CVE-2020-8562).
 func TestResolveOnce(t *testing.T) {
 	node := &v1.Node{}
 	node.Name = "n"

@@ -20,8 +20,9 @@ const resolveTimeout = 10 * time.Second
 // Resolver turns a host name into its addresses.
 type Resolver func(ctx context.Context, name string) ([]netip.Addr, error)
 
-// MayProxy refuses addresses that are not a workload's: the API server's own loopback, link-local (cloud metadata),
-// multicast, broadcast and unspecified addresses. allowLoopback lifts the first.
+// MayProxy refuses addresses that are not a workload's: the API server's own
+// loopback, link-local (cloud metadata), multicast, broadcast and unspecified
+// addresses. allowLoopback lifts the first.
 func MayProxy(address string, allowLoopback bool) error {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {
@@ -40,9 +41,11 @@ func mayDial(ip netip.Addr, allowLoopback bool) error {
 		"clients: ask for an object whose address other machines reach)", ip)
 }
 
-// resolve returns the one address to dial for a host: the host itself if it is an IP address, else the first it resolves to. It
-// resolves once and refuses a name of which any address is not allowed; the caller dials the result and never the name, so
-// that a second answer of the DNS changes nothing (CVE-2020-8562, CVE-2022-3294).
+// resolve returns the one address to dial for a host: the host itself if it is
+// an IP address, else the first it resolves to. It resolves once and refuses a
+// name of which any address is not allowed; the caller dials the result and
+// never the name, so that a second answer of the DNS changes nothing
+// (CVE-2020-8562, CVE-2022-3294).
 func resolve(ctx context.Context, resolve Resolver, host string, allowLoopback bool) (netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return ip, mayDial(ip, allowLoopback)

@@ -32,7 +32,8 @@ func listening(t *testing.T) (net.Listener, int) {
 	return l, l.Addr().(*net.TCPAddr).Port
 }
 
-// claims makes the node say in its status, which it may write itself, that its agent is at an address and port.
+// claims makes the node say in its status, which it may write itself, that its
+// agent is at an address and port.
 func claims(t *testing.T, client kubernetes.Interface, name, address string, port int) {
 	t.Helper()
 	n, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
@@ -49,8 +50,9 @@ func claims(t *testing.T, client kubernetes.Interface, name, address string, por
 	}
 }
 
-// TestNodeProxyDoesNotReachTheServer is finding 2 of the security review (CVE-2022-3294): a node that says its agent is where
-// the API server listens makes nodes/proxy read Secrets for a user that may not.
+// TestNodeProxyDoesNotReachTheServer is finding 2 of the security review
+// (CVE-2022-3294): a node that says its agent is where the API server listens
+// makes nodes/proxy read Secrets for a user that may not.
 func TestNodeProxyDoesNotReachTheServer(t *testing.T) {
 	listener, port := listening(t)
 	env := apitest.StartEnv(t, apitest.WithConfig(func(c *api.Config) { c.Listener = listener }))
@@ -140,8 +142,9 @@ func fakeAgent(t *testing.T, cert tls.Certificate) (address string, port int) {
 	return host, port
 }
 
-// TestOwnAgentOnLoopback: the agent in the server's process may be on loopback; another node that claims its place may not, and
-// neither may the same node with another port.
+// TestOwnAgentOnLoopback: the agent in the server's process may be on loopback;
+// another node that claims its place may not, and neither may the same node
+// with another port.
 func TestOwnAgentOnLoopback(t *testing.T) {
 	ca := apitest.NewAgentCA(t)
 	host, port := fakeAgent(t, ca.Serving(t, "own", "127.0.0.1", "localhost"))
@@ -177,7 +180,8 @@ func TestOwnAgentOnLoopback(t *testing.T) {
 	}
 }
 
-// TestAgentsCertificateIsTheNodes: the CA and the address are not enough, the certificate must be that node's.
+// TestAgentsCertificateIsTheNodes: the CA and the address are not enough, the
+// certificate must be that node's.
 func TestAgentsCertificateIsTheNodes(t *testing.T) {
 	ca := apitest.NewAgentCA(t)
 	host, own := fakeAgent(t, ca.Serving(t, "own", "127.0.0.1"))

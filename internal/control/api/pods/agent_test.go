@@ -30,8 +30,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
-// agent stands in for a node agent: it answers logs with the query it saw, echoes what is typed into exec and attach,
-// and forwards ports to an echo.
+// agent stands in for a node agent: it answers logs with the query it saw,
+// echoes what is typed into exec and attach, and forwards ports to an echo.
 type agent struct {
 	*httptest.Server
 	ca *apitest.AgentCA
@@ -114,7 +114,8 @@ func (a *agent) logs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// session serves exec and attach over SPDY: stdout gets the request, then what comes in on stdin.
+// session serves exec and attach over SPDY: stdout gets the request, then what
+// comes in on stdin.
 func (a *agent) session(w http.ResponseWriter, r *http.Request) {
 	if _, err := httpstream.Handshake(r, w, []string{"v4.channel.k8s.io"}); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -349,7 +350,8 @@ func testProxy(t *testing.T, f *fixture) {
 	if err != nil || string(got) != "POST /a/b?q=1 hello" {
 		t.Errorf("proxy gave %q, %v", got, err)
 	}
-	// Every method is passed on. Without a slash at the end, GET and HEAD are led to the address with one.
+	// Every method is passed on. Without a slash at the end, GET and HEAD are
+	// led to the address with one.
 	client, err := rest.HTTPClientFor(f.config)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// evict makes one attempt; the typed client would wait and try again where the answer says so.
+// evict makes one attempt; the typed client would wait and try again where the
+// answer says so.
 func evict(f *fixture, name string, o *metav1.DeleteOptions) error {
 	return f.CoreV1().RESTClient().Post().MaxRetries(0).Namespace(ns).Resource("pods").Name(name).SubResource("eviction").
 		Body(&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: ns}, DeleteOptions: o}).Do(bg()).Error()

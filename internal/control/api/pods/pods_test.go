@@ -68,7 +68,8 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// accounts creates the service accounts that pods name; admission wants them, and nothing here makes them.
+// accounts creates the service accounts that pods name; admission wants them,
+// and nothing here makes them.
 func (f *fixture) accounts(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {

@@ -1,9 +1,11 @@
-// Package registry holds what the storages of all API kinds share. A Kind describes one kind in the words of the
-// upstream registry; the package turns it into strategies, a store, the status subresource, a table and selectable
+// Package registry holds what the storages of all API kinds share. A Kind
+// describes one kind in the words of the upstream registry; the package turns
+// it into strategies, a store, the status subresource, a table and selectable
 // fields.
 //
-// A strategy upstream is one type with a dozen methods per resource. Here it is one value: a kind fills in what it has
-// of its own, and everything it leaves empty does the ordinary thing that the comment at the field says.
+// A strategy upstream is one type with a dozen methods per resource. Here it is
+// one value: a kind fills in what it has of its own, and everything it leaves
+// empty does the ordinary thing that the comment at the field says.
 package registry
 
 import (
@@ -30,13 +32,15 @@ type object interface {
 	metav1.Object
 }
 
-// Kind describes one kind of the API: everything the server must know to store it, check it and show it. T is the type
-// that is stored. The functions see objects after defaulting.
+// Kind describes one kind of the API: everything the server must know to store
+// it, check it and show it. T is the type that is stored. The functions see
+// objects after defaulting.
 type Kind[T object] struct {
 	// GroupVersion and Kind name the type in the scheme; its list type is Kind + "List".
 	GroupVersion schema.GroupVersion
 	Kind         string
-	// Resource is the plural name in URLs; SingularName is the lower case of Kind if empty.
+	// Resource is the plural name in URLs; SingularName is the lower case of
+	// Kind if empty.
 	Resource, SingularName string
 	ShortNames             []string
 	// Categories group resources for kubectl; "all" is the well-known one.
@@ -49,49 +53,57 @@ type Kind[T object] struct {
 	AllowUnconditionalUpdate bool
 	// ReturnDeletedObject answers a DELETE with the object instead of a Status.
 	ReturnDeletedObject bool
-	// DefaultGarbageCollectionPolicy is what happens to dependents when a DELETE does not say. Empty: they are deleted
-	// in the background.
+	// DefaultGarbageCollectionPolicy is what happens to dependents when a
+	// DELETE does not say. Empty: they are deleted in the background.
 	DefaultGarbageCollectionPolicy rest.GarbageCollectionPolicy
 
-	// HasStatus gives the resource a status subresource: writes to the object keep the stored status, writes to /status
-	// keep everything else but metadata.
+	// HasStatus gives the resource a status subresource: writes to the object
+	// keep the stored status, writes to /status keep everything else but
+	// metadata.
 	HasStatus bool
 	// KeepStatusOnCreate stores the status a new object carries instead of clearing it.
 	KeepStatusOnCreate bool
 	// StatusResets are the parts of the metadata that a status write may not change.
 	StatusResets MetadataParts
-	// Generation says which changes raise metadata.generation. None leaves the field at zero.
+	// Generation says which changes raise metadata.generation. None leaves the
+	// field at zero.
 	Generation GenerationRule
 
-	// AddToScheme registers conversions, for a version that is not the stored one. May be nil.
+	// AddToScheme registers conversions, for a version that is not the stored
+	// one. May be nil.
 	AddToScheme func(*runtime.Scheme) error
-	// Default fills in what a client left out. It must be pure and idempotent: it runs at every decoding. Nil for a
-	// version that is not the stored one: such a version brings its own in AddToScheme.
+	// Default fills in what a client left out. It must be pure and idempotent:
+	// it runs at every decoding. Nil for a version that is not the stored one:
+	// such a version brings its own in AddToScheme.
 	Default func(obj T)
 
-	// PrepareForCreate, PrepareForUpdate and PrepareForStatusUpdate run after the rules above and before validation.
-	// They change only obj.
+	// PrepareForCreate, PrepareForUpdate and PrepareForStatusUpdate run after
+	// the rules above and before validation. They change only obj.
 	PrepareForCreate       func(ctx context.Context, obj T)
 	PrepareForUpdate       func(ctx context.Context, obj, old T)
 	PrepareForStatusUpdate func(ctx context.Context, obj, old T)
 	// Canonicalize brings a valid object into its normal form.
 	Canonicalize func(obj T)
-	// CheckGracefulDelete makes deletion graceful: it settles the grace period in options, or answers false to delete
-	// at once.
+	// CheckGracefulDelete makes deletion graceful: it settles the grace period
+	// in options, or answers false to delete at once.
 	CheckGracefulDelete func(ctx context.Context, obj T, options *metav1.DeleteOptions) bool
 
-	// ValidateName is the form of the name; nil: a DNS subdomain. The rest of the metadata is checked for every kind.
+	// ValidateName is the form of the name; nil: a DNS subdomain. The rest of
+	// the metadata is checked for every kind.
 	ValidateName apivalidation.ValidateNameFunc
 	// Validate checks what is beside the metadata.
 	Validate func(obj T) field.ErrorList
-	// ValidateUpdate checks a change. Nil: the object must pass Validate, whatever it was before.
+	// ValidateUpdate checks a change. Nil: the object must pass Validate,
+	// whatever it was before.
 	ValidateUpdate func(obj, old T) field.ErrorList
-	// ValidateStatusUpdate checks a write to /status. Nil: there is nothing to check beside the metadata.
+	// ValidateStatusUpdate checks a write to /status. Nil: there is nothing to
+	// check beside the metadata.
 	ValidateStatusUpdate func(obj, old T) field.ErrorList
 	// WarningsOnCreate and WarningsOnUpdate are shown to anyone who writes the object.
 	WarningsOnCreate func(ctx context.Context, obj T) []string
 	WarningsOnUpdate func(ctx context.Context, obj, old T) []string
-	// ResetFields are fields beside the status that a write to the object never owns (server-side apply).
+	// ResetFields are fields beside the status that a write to the object never
+	// owns (server-side apply).
 	ResetFields [][]string
 
 	// Table is how kubectl shows the objects; empty: name and creation time.
@@ -101,17 +113,21 @@ type Kind[T object] struct {
 
 	// TTL removes objects this long after their last write; 0 keeps them.
 	TTL time.Duration
-	// NoWatchCache serves lists and watches straight from etcd: for kinds that are written often and read rarely, and
-	// for those that at most one or two controllers ever watch. A cache costs memory, goroutines and a wake-up a second
-	// even when no one asks.
+	// NoWatchCache serves lists and watches straight from etcd: for kinds that
+	// are written often and read rarely, and for those that at most one or two
+	// controllers ever watch. A cache costs memory, goroutines and a wake-up a
+	// second even when no one asks.
 	NoWatchCache bool
 	// Options let the watch cache serve hot selectors from an index.
 	Options generic.StoreOptions
-	// StoredAs names the resource whose objects this one shows too, under another group version; empty: its own.
+	// StoredAs names the resource whose objects this one shows too, under
+	// another group version; empty: its own.
 	StoredAs schema.GroupResource
-	// OtherVersions show the same objects; field management knows by version what a write resets.
+	// OtherVersions show the same objects; field management knows by version
+	// what a write resets.
 	OtherVersions []schema.GroupVersion
-	// CustomStorage says that a package of its own makes the storage, because it does more than store.
+	// CustomStorage says that a package of its own makes the storage, because
+	// it does more than store.
 	CustomStorage bool
 }
 
@@ -121,14 +137,17 @@ type Resource interface {
 	Info() Info
 	// Register adds defaulting, conversions and selectable fields to the scheme.
 	Register(*runtime.Scheme) error
-	// NewStorages builds the storages, keyed by URL part ("deployments", "deployments/status").
+	// NewStorages builds the storages, keyed by URL part ("deployments",
+	// "deployments/status").
 	NewStorages(*runtime.Scheme, generic.RESTOptionsGetter) (map[string]rest.Storage, error)
-	// CheckCreate, CheckUpdate and CheckStatusUpdate validate an object as the storages do, metadata included.
+	// CheckCreate, CheckUpdate and CheckStatusUpdate validate an object as the
+	// storages do, metadata included.
 	CheckCreate(obj runtime.Object) field.ErrorList
 	CheckUpdate(obj, old runtime.Object) field.ErrorList
 	CheckStatusUpdate(obj, old runtime.Object) field.ErrorList
-	// Strategy is what writes to the object go through, and StatusStrategy what writes to its status do (nil without
-	// one), for kinds without a storage of their own.
+	// Strategy is what writes to the object go through, and StatusStrategy what
+	// writes to its status do (nil without one), for kinds without a storage of
+	// their own.
 	Strategy(typer runtime.ObjectTyper) rest.RESTCreateUpdateStrategy
 	StatusStrategy(typer runtime.ObjectTyper) rest.RESTUpdateStrategy
 }

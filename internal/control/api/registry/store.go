@@ -77,7 +77,8 @@ func (k *Kind[T]) NewStatus(main *Store) *Subresource {
 	return k.NewSubresource(main, k.statusEndpoint())
 }
 
-// NewSubresource returns the endpoint that updates main's objects in its own way. The two share the storage.
+// NewSubresource returns the endpoint that updates main's objects in its own
+// way. The two share the storage.
 func (k *Kind[T]) NewSubresource(main *Store, e Endpoint[T]) *Subresource {
 	store := *main.Store
 	s := k.endpointStrategy(store.CreateStrategy, e)
@@ -86,8 +87,9 @@ func (k *Kind[T]) NewSubresource(main *Store, e Endpoint[T]) *Subresource {
 	return &Subresource{store: &store}
 }
 
-// Subresource reads a store and updates it under another strategy; create and delete stay with the main resource.
-// It serves /status, /approval, /resize, /ephemeralcontainers and /finalize.
+// Subresource reads a store and updates it under another strategy; create and
+// delete stay with the main resource. It serves /status, /approval, /resize,
+// /ephemeralcontainers and /finalize.
 type Subresource struct {
 	store *registry.Store
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
-// strategy is a Kind in the form the registry library asks for. It serves create, update and delete of the object
-// itself.
+// strategy is a Kind in the form the registry library asks for. It serves
+// create, update and delete of the object itself.
 type strategy[T object] struct {
 	runtime.ObjectTyper
 	names.NameGenerator
@@ -137,7 +137,8 @@ func (k *Kind[T]) CheckUpdate(obj, old runtime.Object) field.ErrorList {
 	return append(all, validate.Ratcheted(check, obj.(T), old.(T))...)
 }
 
-// CheckStatusUpdate validates a write to /status; the caller has put back what that may not change.
+// CheckStatusUpdate validates a write to /status; the caller has put back what
+// that may not change.
 func (k *Kind[T]) CheckStatusUpdate(obj, old runtime.Object) field.ErrorList {
 	all := validate.ObjectMetaUpdate(obj.(T), old.(T))
 	if k.ValidateStatusUpdate == nil {
@@ -160,8 +161,8 @@ func (s *strategy[T]) WarningsOnUpdate(ctx context.Context, obj, old runtime.Obj
 	return s.kind.WarningsOnUpdate(ctx, obj.(T), old.(T))
 }
 
-// GetResetFields tells server-side apply which fields a write to the object never owns, because the rules above put
-// the stored value back.
+// GetResetFields tells server-side apply which fields a write to the object
+// never owns, because the rules above put the stored value back.
 func (s *strategy[T]) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	set := fieldSet(s.kind.ResetFields)
 	if s.kind.HasStatus {
@@ -204,8 +205,8 @@ type Endpoint[T object] struct {
 	ResetFields [][]string
 }
 
-// endpointStrategy serves updates through a subresource; everything else is as for the object, without its warnings
-// and its right to create.
+// endpointStrategy serves updates through a subresource; everything else is as
+// for the object, without its warnings and its right to create.
 type endpointStrategy[T object] struct {
 	*strategy[T]
 	endpoint Endpoint[T]
@@ -232,8 +233,8 @@ func (s *endpointStrategy[T]) GetResetFields() map[fieldpath.APIVersion]*fieldpa
 	return s.kind.eachVersion(s.reset)
 }
 
-// statusEndpoint writes the status: all other top-level fields stay as stored, and of the metadata what StatusResets
-// names.
+// statusEndpoint writes the status: all other top-level fields stay as stored,
+// and of the metadata what StatusResets names.
 func (k *Kind[T]) statusEndpoint() Endpoint[T] {
 	var reset [][]string
 	typ := reflect.TypeFor[T]().Elem()
@@ -299,10 +300,11 @@ const (
 	NoGeneration GenerationRule = iota
 	// OnSpec raises it on a change of the field Spec.
 	OnSpec
-	// OnSpecAndAnnotations raises it on Spec or annotations (Deployment, whose controller copies annotations to
-	// ReplicaSets).
+	// OnSpecAndAnnotations raises it on Spec or annotations (Deployment, whose
+	// controller copies annotations to ReplicaSets).
 	OnSpecAndAnnotations
-	// OnContent raises it on a change of anything but metadata and status, for types without a Spec.
+	// OnContent raises it on a change of anything but metadata and status, for
+	// types without a Spec.
 	OnContent
 	// OnAll raises it on a change of anything but the server's own metadata.
 	OnAll

@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// memory is a ledger in memory; foreign holds items that appear taken only when claimed, as if another server had
-// them.
+// memory is a ledger in memory; foreign holds items that appear taken only when
+// claimed, as if another server had them.
 type memory map[uint16]entry
 
 func (m memory) Claim(_ context.Context, item uint16, who owner, dryRun bool) error {
@@ -41,8 +41,10 @@ func (m memory) Taken(context.Context) (map[uint16]entry, error) {
 	return out, nil
 }
 
-// TestPoolNeverRepeats drives a pool, with another server working on the same ledger behind its back, and checks that
-// nothing is handed out twice, that everything free is found in the end, and that full is said only when it is true.
+// TestPoolNeverRepeats drives a pool, with another server working on the same
+// ledger behind its back, and checks that nothing is handed out twice, that
+// everything free is found in the end, and that full is said only when it is
+// true.
 func TestPoolNeverRepeats(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		book := memory{}

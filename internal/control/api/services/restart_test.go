@@ -12,8 +12,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/apitest"
 )
 
-// TestAllocationsSurviveRestart checks that a new server on the same data knows what is taken, and that it repairs
-// records that were lost.
+// TestAllocationsSurviveRestart checks that a new server on the same data knows
+// what is taken, and that it repairs records that were lost.
 func TestAllocationsSurviveRestart(t *testing.T) {
 	dir := t.TempDir()
 	small := apitest.WithConfig(func(c *api.Config) {

@@ -9,7 +9,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// Origins of errors in what an earlier server let in: odd addresses, and whatever else breaks a rule that came later.
+// Origins of errors in what an earlier server let in: odd addresses, and
+// whatever else breaks a rule that came later.
 const (
 	ipOrigin    = "format=ip-sloppy"
 	cidrOrigin  = "format=cidr-sloppy"
@@ -21,8 +22,9 @@ func tolerable(e *field.Error) bool {
 	return e.Origin == ipOrigin || e.Origin == cidrOrigin || e.Origin == laterOrigin
 }
 
-// legacyIP wants an IP address without leading zeros and not IPv4 inside IPv6 (KEP-4858: others read such an address
-// as another one). A field that holds one from before may keep it; see Ratcheted.
+// legacyIP wants an IP address without leading zeros and not IPv4 inside IPv6
+// (KEP-4858: others read such an address as another one). A field that holds
+// one from before may keep it; see Ratcheted.
 func legacyIP(p *field.Path, ip string) errs {
 	return validation.IsValidIPForLegacyField(p, ip, true, nil).WithOrigin(ipOrigin)
 }
@@ -32,8 +34,10 @@ func legacyCIDR(p *field.Path, cidr string) errs {
 	return validation.IsValidCIDRForLegacyField(p, cidr, true, nil).WithOrigin(cidrOrigin)
 }
 
-// Ratcheted is what check finds wrong with changed, without the tolerable faults that the stored object has already: an
-// object from before a rule can still be changed elsewhere. A fault is known by its value, which may have moved.
+// Ratcheted is what check finds wrong with changed, without the tolerable
+// faults that the stored object has already: an object from before a rule can
+// still be changed elsewhere. A fault is known by its value, which may have
+// moved.
 func Ratcheted[T any](check func(changed, old T) errs, changed, old T) errs {
 	all := check(changed, old)
 	known := map[string]bool{}
@@ -60,8 +64,8 @@ func Ratcheted[T any](check func(changed, old T) errs, changed, old T) errs {
 	return rest
 }
 
-// address reads an address in any form that was ever accepted, as the strictest and the most forgiving reader do:
-// 127.0.0.01 is a loopback address to some.
+// address reads an address in any form that was ever accepted, as the strictest
+// and the most forgiving reader do: 127.0.0.01 is a loopback address to some.
 func address(text string) (netip.Addr, bool) {
 	ip, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(text))
 	return ip.Unmap(), ok

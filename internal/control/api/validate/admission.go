@@ -120,8 +120,9 @@ func admissionRule(p *field.Path, r *admission.RuleWithOperations) errs {
 	return append(all, oneOfIfSet(p.Child("scope"), r.Scope, admission.ClusterScope, admission.NamespacedScope, admission.AllScopes)...)
 }
 
-// ruleResources wants each resource, subresource or pattern of them once: "*" stands for all resources without their
-// subresources, "*/*" for everything, "a/*" for all of a's and "*/b" for every resource's b.
+// ruleResources wants each resource, subresource or pattern of them once: "*"
+// stands for all resources without their subresources, "*/*" for everything,
+// "a/*" for all of a's and "*/b" for every resource's b.
 func ruleResources(p *field.Path, list []string) errs {
 	var all errs
 	resources, subresources := map[string]bool{}, map[string]bool{}

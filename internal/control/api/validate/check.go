@@ -267,7 +267,8 @@ func forbid(p *field.Path, reason string, fields []given) errs {
 	return all
 }
 
-// firstOnly drops what is wrong inside the members of a union beyond the first: they must go, not be fixed.
+// firstOnly drops what is wrong inside the members of a union beyond the first:
+// they must go, not be fixed.
 func firstOnly(p *field.Path, members []given, all errs) errs {
 	var extra []string
 	first := true

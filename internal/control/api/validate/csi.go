@@ -114,7 +114,8 @@ func VolumeAttachment(a *storage.VolumeAttachment) errs {
 	return all
 }
 
-// inlineVolume checks a volume that a pod carries itself: of CSI, and with nothing that only a volume of its own has.
+// inlineVolume checks a volume that a pod carries itself: of CSI, and with
+// nothing that only a volume of its own has.
 func inlineVolume(p *field.Path, s *v1.PersistentVolumeSpec) errs {
 	all := forbid(p, "may not be specified in the context of inline volumes", []given{{"claimRef", s.ClaimRef != nil},
 		{"capacity", len(s.Capacity) > 0},

@@ -10,8 +10,8 @@ import (
 	"github.com/berth-dev/berth/internal/control/api/validate"
 )
 
-// Through events.k8s.io an event must say when it happened, be of a known type, and stays what it was; through the core
-// group neither holds.
+// Through events.k8s.io an event must say when it happened, be of a known type,
+// and stays what it was; through the core group neither holds.
 func TestNewEvents(t *testing.T) {
 	when := metav1.NewMicroTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	good := &v1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "ns", ResourceVersion: "1"},

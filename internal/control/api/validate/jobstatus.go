@@ -10,8 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// JobStatusUpdate checks what a job's controller tells: since jobs can have controllers of others (managedBy), clients
-// rely on these rules (KEP-4368). A status that breaks one already may go on breaking it.
+// JobStatusUpdate checks what a job's controller tells: since jobs can have
+// controllers of others (managedBy), clients rely on these rules (KEP-4368). A
+// status that breaks one already may go on breaking it.
 func JobStatusUpdate(changed, old *batch.Job) errs {
 	s := &changed.Status
 	all := counters(nil, []part{{"active", s.Active}, {"succeeded", s.Succeeded}, {"failed", s.Failed}, {"ready", deref(s.Ready)},

@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// A stored object that breaks a rule from after its time can be changed elsewhere, and not be given a new fault.
+// A stored object that breaks a rule from after its time can be changed
+// elsewhere, and not be given a new fault.
 func TestLaterRulesTolerateWhatIsStored(t *testing.T) {
 	policy := func(expression string) string {
 		return `{"spec":{"mutations":[{"patchType":"ApplyConfiguration","applyConfiguration":{"expression":"` + expression + `"}}]}}`

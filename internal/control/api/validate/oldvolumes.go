@@ -10,8 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// This file checks the volumes of plugins that a driver of CSI has taken over. Their fields stay in the API, and an
-// object that no driver could read is refused when it is written.
+// This file checks the volumes of plugins that a driver of CSI has taken over.
+// Their fields stay in the API, and an object that no driver could read is
+// refused when it is written.
 
 func gceDisk(p *field.Path, d *v1.GCEPersistentDiskVolumeSource) errs {
 	return append(present(p.Child("pdName"), d.PDName), partition(p, d.Partition)...)
@@ -142,8 +143,9 @@ func flexVolume(p *field.Path, driver string, options map[string]string) errs {
 	return all
 }
 
-// oldPersistent checks the sources of persistent volumes whose drivers are gone. They were not checked at first, so a
-// stored volume may keep what it has.
+// oldPersistent checks the sources of persistent volumes whose drivers are
+// gone. They were not checked at first, so a stored volume may keep what it
+// has.
 func oldPersistent(p *field.Path, s *v1.PersistentVolumeSpec) errs {
 	// These have the same source in pods.
 	all := storageSource(p, &v1.VolumeSource{Flocker: s.Flocker, Quobyte: s.Quobyte, VsphereVolume: s.VsphereVolume,

@@ -68,7 +68,8 @@ func persistentSource(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
 	return append(all, firstOnly(specPath, members, append(presentSources(specPath, s), oldPersistent(specPath, s)...))...)
 }
 
-// presentSources checks the sources that a node or a controller here knows, and those of clouds.
+// presentSources checks the sources that a node or a controller here knows, and
+// those of clouds.
 func presentSources(specPath *field.Path, s *v1.PersistentVolumeSpec) errs {
 	var all errs
 	if h := s.HostPath; h != nil {
@@ -146,7 +147,8 @@ func PersistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
 	all := PersistentVolume(changed)
 	now, before := changed.Spec.PersistentVolumeSource.DeepCopy(), old.Spec.PersistentVolumeSource.DeepCopy()
 	if now.CSI != nil && before.CSI != nil {
-		// The secrets that are needed to make a volume larger may come later; once there, they stay.
+		// The secrets that are needed to make a volume larger may come later;
+		// once there, they stay.
 		if before.CSI.ControllerExpandSecretRef == nil {
 			now.CSI.ControllerExpandSecretRef = nil
 		}
@@ -165,7 +167,8 @@ func PersistentVolumeUpdate(changed, old *v1.PersistentVolume) errs {
 	return append(all, attributesClassChange(changed.Spec.VolumeAttributesClassName, old.Spec.VolumeAttributesClassName)...)
 }
 
-// relabelled says whether now differs from before by stable labels in place of those of the beta only.
+// relabelled says whether now differs from before by stable labels in place of
+// those of the beta only.
 func relabelled(now, before *v1.VolumeNodeAffinity) bool {
 	if now == nil || now.Required == nil || before.Required == nil ||
 		len(now.Required.NodeSelectorTerms) != len(before.Required.NodeSelectorTerms) {

@@ -122,7 +122,8 @@ func availableAreReady(available, ready int32) errs {
 	return errs{field.Invalid(field.NewPath("status", "availableReplicas"), available, "cannot be greater than readyReplicas")}
 }
 
-// collisions wants the count of name collisions only to grow: names made from an earlier count are taken.
+// collisions wants the count of name collisions only to grow: names made from
+// an earlier count are taken.
 func collisions(now, before *int32) errs {
 	at := field.NewPath("status", "collisionCount")
 	all := notNegative(at, deref(now))
@@ -170,7 +171,8 @@ func ReplicationController(rc *v1.ReplicationController) errs {
 	return append(all, runsForEver(at, rc.Spec.Template)...)
 }
 
-// ReplicationControllerStatusUpdate checks what the controller of a ReplicationController tells.
+// ReplicationControllerStatusUpdate checks what the controller of a
+// ReplicationController tells.
 func ReplicationControllerStatusUpdate(rc, _ *v1.ReplicationController) errs {
 	s := &rc.Status
 	all := append(observed(s.ObservedGeneration), counters(nil, []part{{"replicas", s.Replicas}})...)

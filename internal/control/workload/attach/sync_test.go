@@ -177,7 +177,8 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// TestIdleSince: how long a volume is not needed counts from the first look, and begins again when it was needed between.
+// TestIdleSince: how long a volume is not needed counts from the first look,
+// and begins again when it was needed between.
 func TestIdleSince(t *testing.T) {
 	c, _, _ := cluster(t, csiVolume(), attachment("n", "", attached))
 	start, want := time.Unix(1000, 0), map[string]volume{"pv": {}}
@@ -225,7 +226,8 @@ func TestAttachmentEvents(t *testing.T) {
 	}
 }
 
-// TestNames: one name per volume and node, as kubelets make it: they look the attachment up by it.
+// TestNames: one name per volume and node, as kubelets make it: they look the
+// attachment up by it.
 func TestNames(t *testing.T) {
 	seen := map[string]string{}
 	for _, v := range []volume{{Driver: "d", Handle: "h"}, {Driver: "d", Handle: "i"}, {Driver: "e", Handle: "h"}} {

@@ -9,7 +9,8 @@ import (
 	api "k8s.io/cluster-bootstrap/token/api"
 )
 
-// TestExpires: when a token is of no more use. A time that cannot be read must not let a token live for ever.
+// TestExpires: when a token is of no more use. A time that cannot be read must
+// not let a token live for ever.
 func TestExpires(t *testing.T) {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, c := range []struct {
@@ -52,7 +53,8 @@ func TestWhatSigns(t *testing.T) {
 	}
 }
 
-// TestSignatureIsTheFiles: another kubeconfig has another signature; the first expiry of several decides when to look again.
+// TestSignatureIsTheFiles: another kubeconfig has another signature; the first
+// expiry of several decides when to look again.
 func TestSignatureIsTheFiles(t *testing.T) {
 	now := time.Unix(1000, 0)
 	token := func(id string, left time.Duration) *v1.Secret {

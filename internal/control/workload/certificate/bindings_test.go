@@ -13,8 +13,9 @@ import (
 	"github.com/berth-dev/berth/internal/controller"
 )
 
-// TestBindWritesOnlyWhatItRead: the patch of a binding names the ConfigMap's UID and version, so that it cannot overwrite a
-// change that an administrator made meanwhile, and leaves labels and annotations alone.
+// TestBindWritesOnlyWhatItRead: the patch of a binding names the ConfigMap's
+// UID and version, so that it cannot overwrite a change that an administrator
+// made meanwhile, and leaves labels and annotations alone.
 func TestBindWritesOnlyWhatItRead(t *testing.T) {
 	stored := &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: bindingPrefix + "n", Namespace: metav1.NamespaceSystem, UID: "m",
 		ResourceVersion: "7", Labels: map[string]string{bindingLabel: "true", "team": "a"}},

@@ -69,7 +69,8 @@ func RunApprover(ctx context.Context, e controller.Env, rules ServingRules) erro
 	})
 }
 
-// decideApproval says why a request may be approved; an error or a time to look again if it may not (yet).
+// decideApproval says why a request may be approved; an error or a time to look
+// again if it may not (yet).
 func decideApproval(ctx context.Context, e controller.Env, csr *certv1.CertificateSigningRequest, req *x509.CertificateRequest, ask ask,
 	rules ServingRules) (
 	journal.Fact, time.Duration, error,
@@ -157,8 +158,8 @@ func allowed(ctx context.Context, e controller.Env, csr *certv1.CertificateSigni
 	return sar.Status.Allowed, nil
 }
 
-// RunSigner signs approved requests until the context ends: those for agents' serving certificates with serving, all others
-// with ca.
+// RunSigner signs approved requests until the context ends: those for agents'
+// serving certificates with serving, all others with ca.
 func RunSigner(ctx context.Context, e controller.Env, ca, serving *CA, rules ServingRules) error {
 	return watch(ctx, e, 4, func(ctx context.Context, csr *certv1.CertificateSigningRequest) (time.Duration, error) {
 		if len(csr.Status.Certificate) > 0 || !has(csr, certv1.CertificateApproved) || has(csr, certv1.CertificateDenied,
@@ -206,7 +207,8 @@ func failed(why error) certv1.CertificateSigningRequestCondition {
 		Reason: "SignerValidationFailed", Message: why.Error() + remade, LastUpdateTime: now, LastTransitionTime: now}
 }
 
-// refuseServing says what the signer does not sign for an agent even if a person approved it, and binds the node to what it signs.
+// refuseServing says what the signer does not sign for an agent even if a
+// person approved it, and binds the node to what it signs.
 func refuseServing(ctx context.Context, e controller.Env, req *x509.CertificateRequest, rules ServingRules) (refused, err error) {
 	name := strings.TrimPrefix(req.Subject.CommonName, nodePrefix)
 	node, bound, others, err := situation(ctx, e, name)

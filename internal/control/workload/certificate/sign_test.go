@@ -81,8 +81,9 @@ func named(names ...string) func(*x509.CertificateRequest) {
 	return func(r *x509.CertificateRequest) { r.DNSNames = names }
 }
 
-// TestSignersAndApprovers: for each request, what its signer refuses and what must be asked before it is approved. The rules are
-// those of https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
+// TestSignersAndApprovers: for each request, what its signer refuses and what
+// must be asked before it is approved. The rules are those of
+// https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
 func TestSignersAndApprovers(t *testing.T) {
 	alone := func(org ...string) func(*x509.CertificateRequest) {
 		return func(r *x509.CertificateRequest) { r.Subject.Organization = org }
@@ -159,8 +160,9 @@ func TestRequestsThatAreNone(t *testing.T) {
 	}
 }
 
-// TestLifetimes: how long a certificate lives: as asked, but no longer than the signer allows and the CA lives; and it is valid on
-// hosts whose clocks are behind.
+// TestLifetimes: how long a certificate lives: as asked, but no longer than the
+// signer allows and the CA lives; and it is valid on hosts whose clocks are
+// behind.
 func TestLifetimes(t *testing.T) {
 	const day = 24 * time.Hour
 	for _, c := range []struct {
@@ -209,7 +211,8 @@ func TestLifetimes(t *testing.T) {
 	}
 }
 
-// TestSignedCertificate: a certificate has the request's subject and names and nothing of a CA, whatever the request asks for.
+// TestSignedCertificate: a certificate has the request's subject and names and
+// nothing of a CA, whatever the request asks for.
 func TestSignedCertificate(t *testing.T) {
 	ca := testCA(t, noon.Add(1000*time.Hour), time.Hour)
 	csr := &certv1.CertificateSigningRequest{Spec: certv1.CertificateSigningRequestSpec{Usages: servingUsages,

@@ -72,7 +72,8 @@ func TestPortsOfAPod(t *testing.T) {
 	}
 }
 
-// TestReadyPodsStay: where not all fit, those that receive traffic stay, whatever their names.
+// TestReadyPodsStay: where not all fit, those that receive traffic stay,
+// whatever their names.
 func TestReadyPodsStay(t *testing.T) {
 	svc := &v1.Service{Spec: v1.ServiceSpec{IPFamilies: []v1.IPFamily{v1.IPv4Protocol}}}
 	var pods []*v1.Pod
@@ -135,7 +136,8 @@ func TestMirroredSlices(t *testing.T) {
 	}
 }
 
-// TestMirroredMetadata: labels and annotations are the Endpoints' own, but for those that speak of another object.
+// TestMirroredMetadata: labels and annotations are the Endpoints' own, but for
+// those that speak of another object.
 func TestMirroredMetadata(t *testing.T) {
 	ep := endpointsOf(v1.EndpointSubset{Addresses: addresses(0, 1)})
 	ep.Labels = map[string]string{"a": "1", discoveryv1.LabelManagedBy: "me"}
@@ -148,8 +150,9 @@ func TestMirroredMetadata(t *testing.T) {
 	}
 }
 
-// TestMirrorFollowsMetadata: a label or annotation that is changed or removed at the Endpoints is so in the slices, which are then as
-// they should be: nothing is left to write.
+// TestMirrorFollowsMetadata: a label or annotation that is changed or removed
+// at the Endpoints is so in the slices, which are then as they should be:
+// nothing is left to write.
 func TestMirrorFollowsMetadata(t *testing.T) {
 	before := endpointsOf(v1.EndpointSubset{Addresses: addresses(0, 1)})
 	before.Labels, before.Annotations = map[string]string{"gone": "1", "stays": "1"}, map[string]string{"gone": "1", "changes": "1"}
@@ -184,8 +187,8 @@ func TestMirrorFollowsMetadata(t *testing.T) {
 	}
 }
 
-// TestMatchIsComplete: whatever is there, the writes that match plans lead to what is wanted, and slices that are right are not
-// written.
+// TestMatchIsComplete: whatever is there, the writes that match plans lead to
+// what is wanted, and slices that are right are not written.
 func TestMatchIsComplete(t *testing.T) {
 	draw := func(r *rapid.T, what string) (out []*discoveryv1.EndpointSlice) {
 		for i := range rapid.IntRange(0, 6).Draw(r, what) {

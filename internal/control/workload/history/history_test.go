@@ -85,8 +85,9 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// TestPlanKeeps: whatever there is, a plan never deletes the present revision, one in use, or more than is beyond the limit; and the
-// present revision has the highest number afterwards.
+// TestPlanKeeps: whatever there is, a plan never deletes the present revision,
+// one in use, or more than is beyond the limit; and the present revision has
+// the highest number afterwards.
 func TestPlanKeeps(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		images := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}), 0, 5, rapid.ID).Draw(r, "images")
@@ -123,7 +124,8 @@ func TestPlanKeeps(t *testing.T) {
 	})
 }
 
-// TestRevisionObject: what a new revision holds, and that kubectl's undo finds the template in it.
+// TestRevisionObject: what a new revision holds, and that kubectl's undo finds
+// the template in it.
 func TestRevisionObject(t *testing.T) {
 	o := ownerOf("a")
 	r := fresh(o, data(o.Template), 7)

@@ -59,7 +59,8 @@ func spaceOf(t *testing.T, ns *v1.Namespace, objects ...runtime.Object) *space {
 	api := fake.NewSimpleClientset(ns)
 	api.Resources = served
 	meta := metadatafake.NewSimpleMetadataClient(scheme, objects...)
-	// Deleting a collection deletes what no finalizer holds, which the fake does not do by itself.
+	// Deleting a collection deletes what no finalizer holds, which the fake
+	// does not do by itself.
 	meta.PrependReactor("delete-collection", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		for _, o := range objects {
 			o, ok := o.(*metav1.PartialObjectMetadata)
@@ -91,7 +92,8 @@ func refuseAll(s *space, verb, resource string, err error) {
 	s.metadata.PrependReactor(verb, resource, func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, err })
 }
 
-// TestEmptying: what one pass deletes and what it reports. While pods are left nothing else is touched: they may need it to end.
+// TestEmptying: what one pass deletes and what it reports. While pods are left
+// nothing else is touched: they may need it to end.
 func TestEmptying(t *testing.T) {
 	pod, held := object("v1", "Pod", "p"), object("v1", "Pod", "p", "example.com/wait")
 	config, widget := object("v1", "ConfigMap", "c"), object("example.com/v1", "Widget", "w")
@@ -131,7 +133,8 @@ func TestEmptying(t *testing.T) {
 	}
 }
 
-// TestFinalizing: berth's finalizer goes when nothing is left, others' stay; and when to look again while something is left.
+// TestFinalizing: berth's finalizer goes when nothing is left, others' stay;
+// and when to look again while something is left.
 func TestFinalizing(t *testing.T) {
 	for _, c := range []struct {
 		why     string

@@ -63,8 +63,8 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// TestOwnerReferences: adopting adds one reference and releasing removes one owner's; others' stay, and the object in the cache
-// is not written to.
+// TestOwnerReferences: adopting adds one reference and releasing removes one
+// owner's; others' stay, and the object in the cache is not written to.
 func TestOwnerReferences(t *testing.T) {
 	other := metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"}
 	pod := labelled("a", "web", func(p *v1.Pod) { p.OwnerReferences = append(make([]metav1.OwnerReference, 0, 8), other) })
@@ -131,7 +131,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestBatchCallsEachOnce: whatever fails, every number is called at most once, and all below what is reported done.
+// TestBatchCallsEachOnce: whatever fails, every number is called at most once,
+// and all below what is reported done.
 func TestBatchCallsEachOnce(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		n := rapid.IntRange(0, 200).Draw(r, "n")

@@ -70,7 +70,8 @@ func writes(client *fake.Clientset) string {
 	return strings.Join(out, ", ")
 }
 
-// TestClaimed: an owner's pods after releasing and adopting, and that an owner that ends adopts nothing, whatever the cache says.
+// TestClaimed: an owner's pods after releasing and adopting, and that an owner
+// that ends adopts nothing, whatever the cache says.
 func TestClaimed(t *testing.T) {
 	owner := labelled("owner", "")
 	mine := func(p *v1.Pod) { p.OwnerReferences = []metav1.OwnerReference{Owner(owner, "v1", "Pod")} }
@@ -105,7 +106,8 @@ func TestClaimed(t *testing.T) {
 	}
 }
 
-// TestClaimedErrors: a pod that is gone is no error; one that cannot be written is, and is not counted.
+// TestClaimedErrors: a pod that is gone is no error; one that cannot be written
+// is, and is not counted.
 func TestClaimedErrors(t *testing.T) {
 	owner := labelled("owner", "")
 	live := func(context.Context) (metav1.Object, error) { return owner, nil }
@@ -125,7 +127,8 @@ func TestClaimedErrors(t *testing.T) {
 	}
 }
 
-// TestCreate: a created pod counts from then on; in a namespace that ends nothing is asked of the server and no event tells of it.
+// TestCreate: a created pod counts from then on; in a namespace that ends
+// nothing is asked of the server and no event tells of it.
 func TestCreate(t *testing.T) {
 	owner := labelled("owner", "")
 	for _, c := range []struct {
@@ -167,7 +170,8 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-// TestDelete: this very pod is deleted; one that is gone, or another of that name, is as good as deleted.
+// TestDelete: this very pod is deleted; one that is gone, or another of that
+// name, is as good as deleted.
 func TestDelete(t *testing.T) {
 	pod := labelled("a", "web")
 	for _, c := range []struct {

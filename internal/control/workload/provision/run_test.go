@@ -32,7 +32,8 @@ import (
 	"github.com/berth-dev/berth/internal/localvolume"
 )
 
-// fixture is a provisioner with caches that hold the given objects, and a node's driver that gives one answer.
+// fixture is a provisioner with caches that hold the given objects, and a
+// node's driver that gives one answer.
 type fixture struct {
 	*provisioner
 	api    *fake.Clientset
@@ -229,7 +230,8 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-// TestRemove: data is deleted only if the API server itself says that its volume is released.
+// TestRemove: data is deleted only if the API server itself says that its
+// volume is released.
 func TestRemove(t *testing.T) {
 	released := func(pv *v1.PersistentVolume) { pv.Status.Phase = v1.VolumeReleased }
 	for _, c := range []struct {
@@ -270,7 +272,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// TestCapacities: what the scheduler is told of a node, and which node a class that binds at once takes.
+// TestCapacities: what the scheduler is told of a node, and which node a class
+// that binds at once takes.
 func TestCapacities(t *testing.T) {
 	in := claimFor(nil)
 	serving := &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
@@ -307,7 +310,8 @@ func TestCapacities(t *testing.T) {
 	}
 }
 
-// TestSetUp: a new cluster gets the driver's object and the classes; one that had them keeps what its users did to them.
+// TestSetUp: a new cluster gets the driver's object and the classes; one that
+// had them keeps what its users did to them.
 func TestSetUp(t *testing.T) {
 	w := fixtureOf(t)
 	if _, err := w.sync(t.Context(), "setup"); err != nil {

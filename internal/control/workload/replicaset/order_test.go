@@ -34,8 +34,9 @@ func age(d time.Duration) func(*v1.Pod) {
 	return func(p *v1.Pod) { p.CreationTimestamp = metav1.NewTime(now.Add(-d)) }
 }
 
-// TestOrderOfDeletion: each rule on its own, and each before the next one: the first pod is to go, although all rules after that one
-// speak for the second (https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/#scaling-a-replicaset).
+// TestOrderOfDeletion: each rule on its own, and each before the next one: the
+// first pod is to go, although all rules after that one speak for the second
+// (https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/#scaling-a-replicaset).
 func TestOrderOfDeletion(t *testing.T) {
 	const node = "n"
 	dear, cheap := worth("10"), worth("-10")
@@ -64,7 +65,8 @@ func TestOrderOfDeletion(t *testing.T) {
 	}
 }
 
-// TestOrderIsOne: for any pods there is one order, whatever order they come in: otherwise a sort leads anywhere.
+// TestOrderIsOne: for any pods there is one order, whatever order they come in:
+// otherwise a sort leads anywhere.
 func TestOrderIsOne(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		var pods []*v1.Pod
@@ -100,8 +102,8 @@ func TestOrderIsOne(t *testing.T) {
 	})
 }
 
-// TestPlanReachesReplicas: carrying plans out one after the other ends at as many pods as are wanted, never with more changes than
-// that takes.
+// TestPlanReachesReplicas: carrying plans out one after the other ends at as
+// many pods as are wanted, never with more changes than that takes.
 func TestPlanReachesReplicas(t *testing.T) {
 	for _, c := range []struct{ have, want, passes int }{
 		{0, 0, 0}, {0, 3, 1}, {3, 3, 0}, {5, 3, 1}, {0, podcontrol.Burst + 1, 2}, {2*podcontrol.Burst + 1, 0, 3},
@@ -131,7 +133,8 @@ func TestPlanReachesReplicas(t *testing.T) {
 	}
 }
 
-// TestFullyLabeled: pods that lack a label of the template count, but not as fully labeled; a terminal pod counts nowhere.
+// TestFullyLabeled: pods that lack a label of the template count, but not as
+// fully labeled; a terminal pod counts nowhere.
 func TestFullyLabeled(t *testing.T) {
 	labelled := func(p *v1.Pod) { p.Labels = map[string]string{"a": "1", "b": "2"} }
 	half := func(p *v1.Pod) { p.Labels = map[string]string{"a": "1"} }
@@ -143,7 +146,8 @@ func TestFullyLabeled(t *testing.T) {
 	}
 }
 
-// TestFailureCondition: a failure is told with when it began; another one begins again; success removes it and nothing else.
+// TestFailureCondition: a failure is told with when it began; another one
+// begins again; success removes it and nothing else.
 func TestFailureCondition(t *testing.T) {
 	other := appsv1.ReplicaSetCondition{Type: "Other", Status: v1.ConditionTrue}
 	st := &status{Conditions: []appsv1.ReplicaSetCondition{other}}

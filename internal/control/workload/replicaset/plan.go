@@ -133,9 +133,9 @@ const deletionCost = "controller.kubernetes.io/pod-deletion-cost"
 
 // lessValuable orders pods by the documented rule: not assigned, then pending,
 // then not ready, then cheap to delete, then sharing their node with more of
-// the family, then ready for less time, then restarted more (sidecars last), then younger.
-// Ages compare on a logarithmic scale, so that pods of about the same age are
-// chosen by identity and not always the very newest.
+// the family, then ready for less time, then restarted more (sidecars last),
+// then younger. Ages compare on a logarithmic scale, so that pods of about the
+// same age are chosen by identity and not always the very newest.
 func lessValuable(a, b *v1.Pod, onNode map[string]int, now time.Time) bool {
 	if x, y := a.Spec.NodeName == "", b.Spec.NodeName == ""; x != y {
 		return x

@@ -7,7 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestWant: a live namespace has the CA and nothing else in its config map; one that is being deleted is left alone.
+// TestWant: a live namespace has the CA and nothing else in its config map; one
+// that is being deleted is left alone.
 func TestWant(t *testing.T) {
 	now := metav1.Now()
 	ca := []byte("PEM")

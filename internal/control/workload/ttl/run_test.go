@@ -9,7 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestExpires: only a finished Job with a time to live expires, counted from when it finished.
+// TestExpires: only a finished Job with a time to live expires, counted from
+// when it finished.
 func TestExpires(t *testing.T) {
 	end := metav1.NewTime(time.Unix(1000, 0))
 	job := func(ttl int32, kind batchv1.JobConditionType, status v1.ConditionStatus) *batchv1.Job {

@@ -135,7 +135,8 @@ func TestReleasedVolumes(t *testing.T) {
 	}
 }
 
-// TestProtection: a finalizer is added to what lives and taken off what ends and is not used; others' finalizers stay.
+// TestProtection: a finalizer is added to what lives and taken off what ends
+// and is not used; others' finalizers stay.
 func TestProtection(t *testing.T) {
 	for _, c := range []struct {
 		why          string
@@ -218,7 +219,8 @@ func TestEphemeralClaims(t *testing.T) {
 	}
 }
 
-// TestAttributesClasses: the classes that a claim keeps from going: what it asks for, has, and is being given.
+// TestAttributesClasses: the classes that a claim keeps from going: what it
+// asks for, has, and is being given.
 func TestAttributesClasses(t *testing.T) {
 	c := &v1.PersistentVolumeClaim{}
 	if got := classesOfClaim(c); got != nil {
@@ -278,8 +280,9 @@ func written(client *fake.Clientset) string {
 	return strings.Join(out, " ")
 }
 
-// TestBindingOrder: the volume is written before the claim, so that a crash between leaves a reservation and no claim without a volume;
-// and whatever was written already is not written again.
+// TestBindingOrder: the volume is written before the claim, so that a crash
+// between leaves a reservation and no claim without a volume; and whatever was
+// written already is not written again.
 func TestBindingOrder(t *testing.T) {
 	const all = "persistentvolumes persistentvolumes/status persistentvolumeclaims persistentvolumeclaims/status"
 	steps := []struct {
@@ -320,7 +323,8 @@ func TestBindingOrder(t *testing.T) {
 	}
 }
 
-// TestReleaseAsksTheAPI: a cache that lacks a claim does not release its volume, for that loses data.
+// TestReleaseAsksTheAPI: a cache that lacks a claim does not release its
+// volume, for that loses data.
 func TestReleaseAsksTheAPI(t *testing.T) {
 	c, pv := claim(), volume("v", "3Gi", ref("c", "c"))
 	c.Spec.VolumeName, pv.Status.Phase = "v", v1.VolumeBound

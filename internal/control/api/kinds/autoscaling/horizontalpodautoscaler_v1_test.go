@@ -26,7 +26,8 @@ func versions(t *testing.T) *runtime.Scheme {
 	return s
 }
 
-// Version 1 carries all of an autoscaler: what has no field is in annotations, which are the server's and not stored.
+// Version 1 carries all of an autoscaler: what has no field is in annotations,
+// which are the server's and not stored.
 func TestAutoscalersConvertWithoutLoss(t *testing.T) {
 	s := versions(t)
 	q := func(text string) *resource.Quantity { return ptr.To(resource.MustParse(text)) }
@@ -80,7 +81,8 @@ func TestAutoscalersConvertWithoutLoss(t *testing.T) {
 	}
 }
 
-// An autoscaler of version 1 without a metric aims at 80 % of CPU; an annotation that does not read is dropped.
+// An autoscaler of version 1 without a metric aims at 80 % of CPU; an
+// annotation that does not read is dropped.
 func TestPlainAutoscalerOfVersion1(t *testing.T) {
 	in := autoscalingv1.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{metricsAnnotation: "{"}}}
 	var out autoscalingv2.HorizontalPodAutoscaler
