@@ -18,9 +18,11 @@ if [ "${1:-}" = test ]; then
 	need gcc gcc
 	need pkg-config pkg-config
 	[ -e /usr/include/seccomp.h ] || want="$want libseccomp-dev"
-	# To look at the status page (test/e2e/ui).
-	need chromium chromium
-	[ -d /usr/share/fonts/truetype/dejavu ] || want="$want fonts-dejavu-core"
+	# To look at the status page (test/e2e/ui), which `make test` leaves out.
+	if [ "${BERTH_TESTS:-short}" = all ]; then
+		need chromium chromium
+		[ -d /usr/share/fonts/truetype/dejavu ] || want="$want fonts-dejavu-core"
+	fi
 fi
 if [ "${1:-}" = vm ]; then
 	need qemu-system-x86_64 "qemu-system-x86 ipxe-qemu"
