@@ -95,9 +95,6 @@ func parts(name string) []string {
 // retiredPhrases may not be in documents.
 var retiredPhrases = regexp.MustCompile(`(?i)\b(anew|mended|whoever|processors?|pod ranges?|let go of|taken away)\b`)
 
-// pagesToRename still have retired words. The list only shrinks.
-var pagesToRename = map[string]bool{"security.md": true}
-
 // TestRetiredWordsInDocuments: documents use the field's words. Test names and
 // code are left out.
 func TestRetiredWordsInDocuments(t *testing.T) {
@@ -115,9 +112,6 @@ func TestRetiredWordsInDocuments(t *testing.T) {
 		pages = append(pages, filepath.Join(root, name))
 	}
 	for _, page := range pages {
-		if pagesToRename[filepath.Base(page)] {
-			continue
-		}
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
