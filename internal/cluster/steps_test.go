@@ -44,14 +44,16 @@ func TestStepsOfEachRole(t *testing.T) {
 		RoleWhole: {
 			first:       "ensureCertificates openJournal",
 			runtimeLane: "shareMounts startRuntime loadImages",
-			controlLane: "configureServer startStore startAPI grantIdentities shareInformers serveMetrics startControllers serveUI startDNS " +
+			controlLane: "configureServer startStore startAPI grantIdentities shareInformers serveMetrics startControllers serveUI " +
+				"startDNS " +
 				"startClusterInfo startInformers",
 			last: "serveStatus filterBridge startNetwork startPorts startPolicy startVolumes " +
 				"configureAgent startProxy startAnnouncer startAgent",
 		},
 		RoleServer: {
 			first: "ensureCertificates openJournal",
-			controlLane: "configureServer startStore startAPI grantIdentities shareInformers serveMetrics startControllers serveUI startDNS " +
+			controlLane: "configureServer startStore startAPI grantIdentities shareInformers serveMetrics startControllers serveUI " +
+				"startDNS " +
 				"startClusterInfo startInformers",
 			last: "serveStatus",
 		},
