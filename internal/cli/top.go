@@ -219,7 +219,7 @@ func printUsage(out io.Writer, title string, rows []usage) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	of, last := "OF", ""
 	if title == "POD" {
-		of, last = "ASKED", "\tRESTARTS"
+		of, last = "REQUESTED", "\tRESTARTS"
 	}
 	fmt.Fprintf(w, "%s\tCPU\t%s\tMEMORY\t%s%s\n", title, of, of, last)
 	for _, r := range rows {

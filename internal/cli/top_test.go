@@ -30,7 +30,7 @@ func TestTopOrders(t *testing.T) {
 	var b strings.Builder
 	printUsage(&b, "POD", rows[1:2])
 	if got := strings.Join(strings.Fields(b.String()), " "); got !=
-		"POD CPU ASKED MEMORY ASKED RESTARTS a/large 250m 500m (50 %) 64Mi 128Mi (50 %) 2" {
+		"POD CPU REQUESTED MEMORY REQUESTED RESTARTS a/large 250m 500m (50 %) 64Mi 128Mi (50 %) 2" {
 		t.Errorf("row: %s", got)
 	}
 }
