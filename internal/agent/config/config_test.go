@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -329,6 +330,30 @@ func TestThreshold(t *testing.T) {
 	for _, text := range []string{"-1", "x%", "-5%", "ten"} {
 		if _, _, err := ParseThreshold(text); err == nil {
 			t.Errorf("%s was read", text)
+		}
+	}
+}
+
+// TestEvictionOverAnotherBase: also over the base of `berth up` one signal
+// replaces all, unless the file asks for the base's others.
+func TestEvictionOverAnotherBase(t *testing.T) {
+	base := []byte(header + "evictionHard: {memory.available: 100Mi, nodefs.available: 5%}\n")
+	for fields, want := range map[string]map[string]string{
+		"maxPods: 10\n": {"memory.available": "100Mi", "nodefs.available": "5%"},
+		"evictionHard: {memory.available: 1Gi}\n": {"memory.available": "1Gi"},
+		"evictionHard: {memory.available: 1Gi}\nmergeDefaultEvictionSettings: true\n": {"memory.available": "1Gi", "nodefs.available": "5%",
+			"nodefs.inodesFree": "5%", "imagefs.available": "15%", "imagefs.inodesFree": "5%"},
+	} {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(header+fields), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e, err := Over(base, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !maps.Equal(e.Kubelet.EvictionHard, want) {
+			t.Errorf("%q: evictionHard is %v, want %v", fields, e.Kubelet.EvictionHard, want)
 		}
 	}
 }

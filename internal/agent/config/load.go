@@ -65,10 +65,20 @@ func Over(base []byte, path string) (*Effective, error) {
 		if err != nil {
 			return nil, err
 		}
+		// As with the agent's own defaults, one signal replaces all of them.
+		_, given := read.fields[evictionHard]
+		if mergeDefaults, _ := read.fields[mergeEviction].(bool); given && !mergeDefaults {
+			delete(fields, evictionHard)
+		}
 		layers = append(layers, read)
 	}
 	return assemble(layers, Agent{})
 }
+
+const (
+	evictionHard  = "evictionHard"
+	mergeEviction = "mergeDefaultEvictionSettings"
+)
 
 // layer is one origin of settings.
 type layer struct {
@@ -170,19 +180,19 @@ func dependentDefaults(fields tree, sources map[string]string) {
 			fields[report] = fields[update]
 		}
 	}
-	hard, isSet := fields["evictionHard"].(tree)
-	mergeDefaults, _ := fields["mergeDefaultEvictionSettings"].(bool)
+	hard, isSet := fields[evictionHard].(tree)
+	mergeDefaults, _ := fields[mergeEviction].(bool)
 	if isSet && !mergeDefaults {
 		return
 	}
 	if hard == nil {
 		hard = tree{}
-		fields["evictionHard"] = hard
+		fields[evictionHard] = hard
 	}
 	for signal, value := range DefaultEvictionHard() {
 		if _, given := hard[signal]; !given {
 			hard[signal] = value
-			sources["evictionHard."+signal] = SourceDefault
+			sources[evictionHard+"."+signal] = SourceDefault
 		}
 	}
 }
