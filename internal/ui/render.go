@@ -244,21 +244,7 @@ func ageHTML(now, t time.Time, node string) template.HTML {
 	}
 	stamp := t.UTC().Format("2006-01-02T15:04:05.000Z")
 	return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s"%s>%s</time>`, stamp, stamp, beat,
-		ageText(now.Sub(t)))) //nolint:gosec // escaped
-}
-
-func ageText(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "0s"
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+		why.Age(now, t))) //nolint:gosec // escaped
 }
 
 // tookText is how long a step took.
@@ -269,7 +255,7 @@ func tookText(d time.Duration) string {
 	case d < 10*time.Second:
 		return fmt.Sprintf("%.1f s", d.Seconds())
 	}
-	return ageText(d)
+	return why.Age(time.Time{}.Add(d), time.Time{})
 }
 
 func bytesText(n int64) string {

@@ -94,7 +94,7 @@ func pendingClaim(w *World, c *v1.PersistentVolumeClaim, events []*v1.Event, for
 	}
 	if e := lastEvent(events, "ProvisioningFailed"); e != nil {
 		return found(Failing, "ProvisioningFailed", "no volume can be made: %s", brief(e.Message, 220)).held("StorageClass", "", className).
-			at("spec").fact("event", "%d times, last %s ago", max(e.Count, 1), age(w.Now, eventTime(e)))
+			at("spec").fact("event", "%d times, last %s ago", max(e.Count, 1), Age(w.Now, eventTime(e)))
 	}
 	if class != nil && class.Provisioner == noProvisioner {
 		return found(Failing, "NoVolume", "no PersistentVolume of class %s matches it (%s), and the class makes none (%s)", className,

@@ -24,7 +24,7 @@ func explainNamespace(w *World, _, name string) *Answer {
 	if n.DeletionTimestamp == nil {
 		return found(Healthy, "Healthy", "nothing is wrong: the namespace is %s", n.Status.Phase).from("Namespace")
 	}
-	return namespaceHeld(w, n).fact("deleted", "%s ago", age(w.Now, n.DeletionTimestamp.Time)).from("Namespace")
+	return namespaceHeld(w, n).fact("deleted", "%s ago", Age(w.Now, n.DeletionTimestamp.Time)).from("Namespace")
 }
 
 func namespaceCondition(n *v1.Namespace, t v1.NamespaceConditionType) string {
@@ -43,7 +43,7 @@ func namespaceHeld(w *World, n *v1.Namespace) *Answer {
 	for _, o := range all[metav1.PartialObjectMetadata](w) {
 		if o.Namespace == n.Name && len(o.Finalizers) > 0 && o.DeletionTimestamp != nil {
 			a := found(Failing, "Finalizer", "%s %s holds the namespace: finalizer %s is not removed (deleted %s ago)",
-				strings.ToLower(o.Kind), o.Name, strings.Join(o.Finalizers, ", "), age(w.Now, o.DeletionTimestamp.Time)).
+				strings.ToLower(o.Kind), o.Name, strings.Join(o.Finalizers, ", "), Age(w.Now, o.DeletionTimestamp.Time)).
 				at("metadata.finalizers of "+o.Kind).held(o.Kind, o.Namespace, o.Name).
 				remedy("start the controller that owns the finalizer; it removes it")
 			if down != nil {
@@ -130,7 +130,7 @@ func explainCSR(w *World, _, name string) *Answer {
 		return nil
 	}
 	return signing(c, w.Now).fact("signer", "%s", c.Spec.SignerName).fact("asked by", "%s, %s ago", c.Spec.Username,
-		age(w.Now, c.CreationTimestamp.Time)).from("CertificateSigningRequest")
+		Age(w.Now, c.CreationTimestamp.Time)).from("CertificateSigningRequest")
 }
 
 // signing tells how far a request came: approved, then signed.
@@ -209,7 +209,7 @@ func scaling(w *World, h *autoscalingv2.HorizontalPodAutoscaler) *Answer {
 		}
 	}
 	if len(h.Status.Conditions) == 0 {
-		return found(Waiting, "NotObserved", "the controller has not looked at it yet (%s old)", age(w.Now, h.CreationTimestamp.Time))
+		return found(Waiting, "NotObserved", "the controller has not looked at it yet (%s old)", Age(w.Now, h.CreationTimestamp.Time))
 	}
 	return found(Healthy, "Healthy", "nothing is wrong: it scales %s %s", target.Kind, target.Name)
 }

@@ -38,7 +38,7 @@ func missing(w *World) *Answer {
 	if events := w.events(s.Kind, s.Namespace, s.Name); len(events) > 0 {
 		e := events[0]
 		return found(Missing, "Gone", "%s does not exist any more; last event: %s: %s", refText(s), e.Reason, brief(e.Message, 160)).
-			from("API", "events").fact("event", "%s ago, by %s", age(w.Now, eventTime(e)), e.Source.Component)
+			from("API", "events").fact("event", "%s ago, by %s", Age(w.Now, eventTime(e)), e.Source.Component)
 	}
 	return found(Missing, "NeverSeen", "%s does not exist, and neither journal nor events remember it", refText(s)).from("API").
 		remedy("check the name and the namespace: berth kubectl get %s --all-namespaces", strings.ToLower(s.Kind))

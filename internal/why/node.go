@@ -24,7 +24,7 @@ func explainNode(w *World, _, name string) *Answer {
 		a = found(Healthy, "Healthy", "nothing is wrong: the node is Ready and takes pods")
 	}
 	if l := one[coordinationv1.Lease](w, v1.NamespaceNodeLease, name); l != nil && l.Spec.RenewTime != nil {
-		a.fact("lease", "renewed %s ago by %s", age(w.Now, l.Spec.RenewTime.Time), holder(l)).from("Lease")
+		a.fact("lease", "renewed %s ago by %s", Age(w.Now, l.Spec.RenewTime.Time), holder(l)).from("Lease")
 	}
 	for _, t := range n.Spec.Taints {
 		a.fact("taint", "%s", t.ToString())
@@ -67,25 +67,25 @@ func nodeNotReady(w *World, n *v1.Node) *Answer {
 	switch {
 	case ready == nil:
 		return found(Failing, "NodeNeverReady", "its agent has never posted a status: no Ready condition (%s old)",
-			age(w.Now, n.CreationTimestamp.Time)).remedy("start the agent on that host, and look at its log")
+			Age(w.Now, n.CreationTimestamp.Time)).remedy("start the agent on that host, and look at its log")
 	case ready.Status == v1.ConditionUnknown:
 		last := ready.LastHeartbeatTime.Time
 		if lease != nil && lease.Spec.RenewTime != nil && lease.Spec.RenewTime.After(last) {
 			last = lease.Spec.RenewTime.Time
 		}
 		return found(Failing, "NodeSilent", "agent of node %s stopped renewing its Lease %s ago: agent down, host off or network cut",
-			n.Name, age(w.Now, last)).at("spec.renewTime of Lease kube-node-lease/"+n.Name).held("Lease", v1.NamespaceNodeLease, n.Name).
+			n.Name, Age(w.Now, last)).at("spec.renewTime of Lease kube-node-lease/"+n.Name).held("Lease", v1.NamespaceNodeLease, n.Name).
 			fact("Ready", "%s: %s", ready.Reason, brief(ready.Message, 120)).
 			remedy("on that host: berth status, its log, and whether it reaches the API server")
 	case ready.Status == v1.ConditionFalse:
-		return notReadyCause(n, ready.Message).fact("since", "%s ago", age(w.Now, ready.LastTransitionTime.Time))
+		return notReadyCause(n, ready.Message).fact("since", "%s ago", Age(w.Now, ready.LastTransitionTime.Time))
 	}
 	if c := nodeCondition(n, v1.NodeNetworkUnavailable); c != nil && c.Status == v1.ConditionTrue {
 		return found(Failing, "NodeNetwork", "network of node %s is not available: %s: %s", n.Name, c.Reason, brief(c.Message, 160))
 	}
 	if lease != nil && lease.Spec.RenewTime != nil && w.Now.Sub(lease.Spec.RenewTime.Time) > stale {
 		return found(Failing, "NodeSilent", "agent of node %s stopped renewing its Lease %s ago, though the node still says Ready",
-			n.Name, age(w.Now, lease.Spec.RenewTime.Time)).at("spec.renewTime of the Lease").held("Lease", v1.NamespaceNodeLease, n.Name)
+			n.Name, Age(w.Now, lease.Spec.RenewTime.Time)).at("spec.renewTime of the Lease").held("Lease", v1.NamespaceNodeLease, n.Name)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func nodeLimits(w *World, n *v1.Node) *Answer {
 	for _, p := range pressures {
 		if c := nodeCondition(n, p.t); c != nil && c.Status == v1.ConditionTrue {
 			a := found(Failing, string(p.t), "node %s is short of %s (%s) since %s: it evicts pods and takes none", n.Name, p.what, p.t,
-				age(w.Now, c.LastTransitionTime.Time)).at("status.conditions["+string(p.t)+"]").fact("message", "%s", c.Message)
+				Age(w.Now, c.LastTransitionTime.Time)).at("status.conditions["+string(p.t)+"]").fact("message", "%s", c.Message)
 			for i := len(w.Records) - 1; i >= 0; i-- {
 				if strings.Contains(w.Records[i].Decision, "evict") {
 					a.fact("eviction", "%s%s", w.Records[i].Decision, causeOf(&w.Records[i]))

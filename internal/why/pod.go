@@ -38,9 +38,9 @@ func podFacts(w *World, p *v1.Pod, a *Answer) *Answer {
 	}
 	phase := string(p.Status.Phase)
 	if p.DeletionTimestamp != nil {
-		phase += ", deleted " + age(w.Now, p.DeletionTimestamp.Time) + " after its grace period"
+		phase += ", deleted " + Age(w.Now, p.DeletionTimestamp.Time) + " after its grace period"
 	}
-	return a.fact("pod", "%s, %s old", phase, age(w.Now, p.CreationTimestamp.Time))
+	return a.fact("pod", "%s, %s old", phase, Age(w.Now, p.CreationTimestamp.Time))
 }
 
 // podCondition is a condition of a pod, or nil.
@@ -91,7 +91,7 @@ func podDeleting(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 			remedy("let the process handle SIGTERM, or shorten the grace period")
 	}
 	return found(Waiting, "TerminatingOverdue", "pod is past its grace period by %s and the agent on node %s has not confirmed its end",
-		age(w.Now, p.DeletionTimestamp.Time), p.Spec.NodeName).held("Node", "", p.Spec.NodeName)
+		Age(w.Now, p.DeletionTimestamp.Time), p.Spec.NodeName).held("Node", "", p.Spec.NodeName)
 }
 
 // podFailed tells of a pod that ended in failure.
@@ -177,11 +177,11 @@ func podSandbox(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 		}
 		return found(Failing, e.Reason, "node %s cannot make the pod's sandbox: %s", p.Spec.NodeName, brief(tail(e.Message), 200)).
 			held("Node", "", p.Spec.NodeName).
-			fact("event", "%s, %d times, last %s ago", e.Reason, max(e.Count, 1), age(w.Now, eventTime(e)))
+			fact("event", "%s, %d times, last %s ago", e.Reason, max(e.Count, 1), Age(w.Now, eventTime(e)))
 	}
 	if len(p.Status.ContainerStatuses) == 0 && w.Now.Sub(p.CreationTimestamp.Time) > 30*time.Second {
 		return found(Failing, "AgentSilent", "the agent on node %s has said nothing about the pod for %s", p.Spec.NodeName,
-			age(w.Now, p.CreationTimestamp.Time)).held("Node", "", p.Spec.NodeName).remedy("berth why node %s", p.Spec.NodeName)
+			Age(w.Now, p.CreationTimestamp.Time)).held("Node", "", p.Spec.NodeName).remedy("berth why node %s", p.Spec.NodeName)
 	}
 	return nil
 }
@@ -236,7 +236,7 @@ func podHealthy(w *World, p *v1.Pod) *Answer {
 	}
 	if p.Status.Phase == v1.PodPending {
 		return found(Waiting, "Starting", "node %s is starting the pod (%s old); nothing has failed", p.Spec.NodeName,
-			age(w.Now, p.CreationTimestamp.Time))
+			Age(w.Now, p.CreationTimestamp.Time))
 	}
 	if a := isolated(w, p); a != nil {
 		return a
@@ -251,14 +251,14 @@ func podHealthy(w *World, p *v1.Pod) *Answer {
 		if t := s.LastTerminationState.Terminated; t != nil && w.Now.Sub(t.FinishedAt.Time) < time.Hour {
 			a := containerEnd(w, p, s, t)
 			a.State = Healthy
-			a.Cause = fmt.Sprintf("runs now; restarted %s ago (%d times in all): %s", age(w.Now, t.FinishedAt.Time), s.RestartCount,
+			a.Cause = fmt.Sprintf("runs now; restarted %s ago (%d times in all): %s", Age(w.Now, t.FinishedAt.Time), s.RestartCount,
 				a.Cause)
 			return a
 		}
 	}
 	a := found(Healthy, "Healthy", "nothing is wrong: the pod is %s", p.Status.Phase)
 	if c := podCondition(p, v1.PodReady); c != nil && c.Status == v1.ConditionTrue {
-		a.Cause += " and Ready since " + age(w.Now, c.LastTransitionTime.Time)
+		a.Cause += " and Ready since " + Age(w.Now, c.LastTransitionTime.Time)
 	}
 	return a
 }
@@ -268,6 +268,6 @@ func deletionHeld(w *World, o metav1.Object, kind string) *Answer {
 		return nil
 	}
 	return found(Failing, "TerminatingFinalizer", "finalizer %s of the %s holds its deletion (asked %s ago)",
-		strings.Join(o.GetFinalizers(), ", "), kind, age(w.Now, o.GetDeletionTimestamp().Time)).at("metadata.finalizers").
+		strings.Join(o.GetFinalizers(), ", "), kind, Age(w.Now, o.GetDeletionTimestamp().Time)).at("metadata.finalizers").
 		remedy("start the controller that owns the finalizer; it removes it")
 }

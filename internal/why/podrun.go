@@ -57,7 +57,7 @@ func containerEnd(w *World, p *v1.Pod, s v1.ContainerStatus, t *v1.ContainerStat
 	} else if t.Message != "" {
 		a.fact("message", "%s", brief(t.Message, 160))
 	}
-	return a.fact("ended", "%s ago", age(w.Now, t.FinishedAt.Time)).
+	return a.fact("ended", "%s ago", Age(w.Now, t.FinishedAt.Time)).
 		remedy("berth kubectl logs %s -c %s -n %s --previous", p.Name, s.Name, p.Namespace)
 }
 

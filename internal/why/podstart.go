@@ -53,7 +53,7 @@ func podVolumes(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 		}
 		a = found(Failing, "MountFailed", "volume %s cannot be mounted on node %s: %s", volume, p.Spec.NodeName, brief(rest, 200)).at(field)
 	}
-	return a.fact("event", "%s, %d times, last %s ago", e.Reason, max(e.Count, 1), age(w.Now, eventTime(e)))
+	return a.fact("event", "%s, %d times, last %s ago", e.Reason, max(e.Count, 1), Age(w.Now, eventTime(e)))
 }
 
 func volumeField(p *v1.Pod, name string) string {
@@ -106,7 +106,7 @@ func podContainers(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 		if s.State.Running != nil && !sidecar && p.Status.Phase == v1.PodPending {
 			return found(Waiting, "InitRunning", "init container %s still runs (for %s): the containers start after it", s.Name,
-				age(w.Now, s.State.Running.StartedAt.Time)).at(path)
+				Age(w.Now, s.State.Running.StartedAt.Time)).at(path)
 		}
 	}
 	return nil

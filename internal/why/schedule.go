@@ -36,7 +36,7 @@ func podUnscheduled(w *World, p *v1.Pod, events []*v1.Event) *Answer {
 		message = e.Message
 	}
 	if message == "" {
-		old := age(w.Now, p.CreationTimestamp.Time)
+		old := Age(w.Now, p.CreationTimestamp.Time)
 		if p.Spec.SchedulerName != v1.DefaultSchedulerName && p.Spec.SchedulerName != "" {
 			return found(Failing, "SchedulerUnknown", "no scheduler named %s has looked at the pod in %s", p.Spec.SchedulerName, old).
 				at("spec.schedulerName").remedy("start that scheduler, or name default-scheduler")

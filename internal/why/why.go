@@ -261,8 +261,8 @@ func explain(w *World) *Answer {
 	return missing(w)
 }
 
-// age is how long ago something was, in the words of kubectl.
-func age(now, then time.Time) string {
+// Age is how long ago something was, in the words of kubectl.
+func Age(now, then time.Time) string {
 	d := now.Sub(then)
 	switch {
 	case d < 0:

@@ -65,7 +65,7 @@ func refused(kind, name, message string) *Answer {
 func refusedByEvents(w *World, kind, namespace, name string) *Answer {
 	if e := lastEvent(w.events(kind, namespace, name), "FailedCreate"); e != nil {
 		return refused(kind, name, e.Message).held(kind, namespace, name).from("events").
-			fact("event", "FailedCreate, %d times, last %s ago", max(e.Count, 1), age(w.Now, eventTime(e)))
+			fact("event", "FailedCreate, %d times, last %s ago", max(e.Count, 1), Age(w.Now, eventTime(e)))
 	}
 	return nil
 }
